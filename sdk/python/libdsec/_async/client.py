@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client and sandbox."""
+
+from __future__ import annotations
+
+import time
+import typing
+
+from libdsec import _wire, errors, types
+from libdsec._async import process as _process
+from libdsec._async.files import Files, PathLike
+from libdsec._async.process import Process
+from libdsec._async.transport import Transport
+
+
+class Session:
+    """A named shell whose working folder, environment and functions last from one command to the next."""
+
+    def __init__(self, sandbox: "Sandbox", name: str):
+        self._sandbox = sandbox
+        self.name = name
+
+    async def run(self, script: types.BytesLike, **options: typing.Any) -> types.ExecResult:
+        """Runs a script in the session; options as ``Sandbox.run_shell``. A timeout ends the script, not the session."""
+        return await self._sandbox.run_shell(script, session=self.name, **options)
+
+    async def close(self) -> None:
+        """Ends the shell and every process that it left."""
+        await self._sandbox._transport.call("DELETE", f"{self._sandbox._base}/sessions/{_wire.segment(self.name)}")
+
+
+class Sandbox:
+    """One sandbox. Get it from ``DSecClient.run_container``, ``run_many``, ``get`` or ``list``.
+
+    Use as a context manager to stop it at the end of a block.
+    """
+
+    def __init__(self, transport: Transport, info: dict):
+        self._transport = transport
+        self.info = info
+        self._base = f"/v1/sandboxes/{_wire.segment(info['id'])}"
+        self.files = Files(transport, info["id"])
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.state}>"
+
+    async def __aenter__(self) -> "Sandbox":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def id(self) -> str:
+        """Opaque id."""
+        return self.info["id"]
+
+    @property
+    def state(self) -> str:
+        """State as of the last reply about this sandbox; ``refresh()`` asks again."""
+        return self.info["state"]
+
+    async def refresh(self) -> dict:
+        """Asks for the present record, also after the end; returns and keeps it."""
+        self.info = (await self._transport.call("GET", self._base)).json()
+        return self.info
+
+    async def exec(self, argv: typing.Sequence[types.BytesLike], **options: typing.Any) -> types.ExecResult:
+        """Runs a program without a shell and waits for it. Options as ``run_shell``."""
+        options.setdefault("op_id", _wire.new_id("op"))
+        return await _process.run(self._transport, self.id, _wire.exec_body(argv=argv, **options))
+
+    async def run_shell(self, script: types.BytesLike, **options: typing.Any) -> types.ExecResult:
+        """Runs a shell script of any size and waits for its end.
+
+        Args:
+            script: text or bytes; given to the shell byte-exact by file descriptor.
+            timeout: seconds, after which the whole process tree is killed (end Timeout). None: the node's default.
+            cwd, env, user: override the sandbox's defaults; env values may be bytes.
+            stdin: bytes for stdin; default: end of file at once.
+            output_bytes: kept bytes per stream.
+            merged: stderr goes into stdout in exact write order.
+            session: name of a session to run in.
+            group_kill: an OOM kill of any process ends the whole command.
+            shell: path of the shell.
+            op_id: idempotency key; the same key never runs twice, a repeat returns the recorded result.
+
+        Returns:
+            ExecResult; a failing command is a result, not an exception.
+
+        Raises:
+            errors.SandboxEndedError, errors.NotFoundError, errors.InvalidArgumentError, errors.InfrastructureError.
+        """
+        options.setdefault("op_id", _wire.new_id("op"))
+        return await _process.run(self._transport, self.id, _wire.exec_body(script=script, **options))
+
+    async def start(
+        self,
+        argv: typing.Optional[typing.Sequence[types.BytesLike]] = None,
+        *,
+        script: typing.Optional[types.BytesLike] = None,
+        **options: typing.Any,
+    ) -> Process:
+        """Starts a command and returns at once. It runs detached: it has no time limit unless ``timeout`` is given and
+        outlives this client. Options as ``run_shell``, and ``stdin_open=True`` to write to it, ``tty=(rows, cols)``."""
+        options.setdefault("op_id", _wire.new_id("op"))
+        body = _wire.exec_body(argv=argv, script=script, detached=True, **options)
+        until = time.monotonic() + 30.0
+        reply = (await self._transport.call("POST", f"{self._base}/exec", body=body, retry_until=until)).json()
+        return Process(self._transport, self.id, reply["op_id"], int(reply.get("pid", 0)))
+
+    async def attach(self, op_id: str) -> Process:
+        """Finds a command again, running or ended; its output can be read from the first byte.
+
+        Raises:
+            errors.NotFoundError: no such command, or its result was acknowledged and forgotten.
+        """
+        process = Process(self._transport, self.id, op_id)
+        process._collector.pid = int((await process.status()).get("pid", 0))
+        return process
+
+    async def pty(self, argv: typing.Optional[typing.Sequence[types.BytesLike]] = None, *, rows: int = 24, cols: int = 80,
+                  **options: typing.Any) -> Process:
+        """Starts a program on a terminal (default: a login shell)."""
+        return await self.start(argv or ["/bin/sh", "-l"], tty=(rows, cols), stdin_open=True, **options)
+
+    def session(self, name: str) -> Session:
+        """A named session; made by its first command."""
+        return Session(self, name)
+
+    async def sessions(self) -> "list[dict]":
+        """Lists live sessions."""
+        return (await self._transport.call("GET", f"{self._base}/sessions")).json()["sessions"]
+
+    async def execs(self) -> "list[dict]":
+        """Lists commands that run or whose result is kept."""
+        return (await self._transport.call("GET", f"{self._base}/exec")).json()["execs"]
+
+    async def upload_dir(self, local: PathLike, path: PathLike, **options: typing.Any) -> dict:
+        """See ``files.upload_dir``."""
+        return await self.files.upload_dir(local, path, **options)
+
+    async def download_dir(self, path: PathLike, local: PathLike) -> "list[str]":
+        """See ``files.download_dir``."""
+        return await self.files.download_dir(path, local)
+
+    async def stats(self) -> dict:
+        """Usage beside limits. Does not count as activity."""
+        return (await self._transport.call("GET", f"{self._base}/stats")).json()
+
+    async def events(self, *, after: int = 0, follow: bool = False) -> typing.AsyncIterator[dict]:
+        """Yields events in order from sequence number ``after`` + 1; with ``follow`` until the sandbox has ended."""
+        url = f"{self._base}/events" + _wire.query(after=after, follow=follow)
+        async with self._transport.stream("GET", url) as response:
+            async for record in self._transport.records(response):
+                yield record
+
+    async def renew(self, *, ttl: typing.Optional[float] = None, idle: typing.Optional[float] = None) -> dict:
+        """Sets a new lifetime counted from now, or a new idle time, in seconds (0 = none)."""
+        body = {}
+        if ttl is not None:
+            body["ttl_ms"] = types._scaled("ttl", ttl, 1000)
+        if idle is not None:
+            body["idle_ms"] = types._scaled("idle", idle, 1000)
+        self.info = (await self._transport.call("POST", f"{self._base}/renew", body=body)).json()
+        return self.info
+
+    async def stop(self, *, grace: float = 0.0) -> dict:
+        """Ends the sandbox: TERM to everything inside, KILL after ``grace`` seconds. Returns its final record. Safe to
+        repeat."""
+        url = self._base + _wire.query(grace_ms=types._scaled("grace", grace, 1000))
+        until = time.monotonic() + 30.0
+        self.info = (await self._transport.call("DELETE", url, timeout=grace + 60.0, retry_until=until)).json()
+        return self.info
+
+
+class DSecClient:
+    """Entry to the platform.
+
+    Args:
+        endpoint: URL of an apiserver, or ``unix:/path``; default from DSEC_URL, the config file, or the local node.
+        api_key: default from DSEC_API_KEY, DSEC_API_KEY_FILE, the config file, or the local node's key file.
+        max_connections: bound on parallel requests.
+    """
+
+    def __init__(self, endpoint: typing.Optional[str] = None, api_key: typing.Optional[str] = None, *,
+                 max_connections: int = 256):
+        self._endpoint = endpoint
+        self._api_key = api_key
+        self._max_connections = max_connections
+        self._opened: typing.Optional[Transport] = None
+
+    async def open(self) -> "DSecClient":
+        """Reads the settings, checks endpoint and key; raises UnauthenticatedError or UnavailableError."""
+        endpoint, key = _wire.load_settings(self._endpoint, self._api_key)
+        transport = Transport(endpoint, key, self._max_connections)
+        try:
+            await transport.call("GET", "/v1/node", timeout=10.0)
+        except BaseException:
+            await transport.close()
+            raise
+        self._opened = transport
+        return self
+
+    async def close(self) -> None:
+        """Closes the connections. Sandboxes stay."""
+        if self._opened is not None:
+            await self._opened.close()
+            self._opened = None
+
+    async def __aenter__(self) -> "DSecClient":
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def _transport(self) -> Transport:
+        if self._opened is None:
+            raise errors.DSecError("call open() first", reason="client.not_open", code="FAILED_PRECONDITION")
+        return self._opened
+
+    async def run_container(self, args: types.DSecContainerRunArgs, *, timeout: float = 120.0,
+                            request_id: typing.Optional[str] = None) -> Sandbox:
+        """Makes a container sandbox and returns it when it is ready for commands.
+
+        Args:
+            timeout: seconds for the whole creation, waiting for capacity included.
+            request_id: idempotency key; a repeat with the same key and args returns the same sandbox.
+
+        Raises:
+            errors.NoCapacityError: still no capacity after ``timeout``.
+            errors.NotFoundError: ``layer.not_found``.
+            errors.InvalidArgumentError, errors.UnsupportedError, errors.ConflictError, errors.InfrastructureError.
+        """
+        body = args.to_wire()
+        body["request_id"] = request_id or _wire.new_id("req")
+        body["timeout_ms"] = types._scaled("timeout", timeout, 1000)
+        until = time.monotonic() + timeout
+        response = await self._transport.call("POST", "/v1/sandboxes", body=body, timeout=timeout + 5.0, retry_until=until)
+        return Sandbox(self._transport, response.json())
+
+    async def run_many(self, args: types.DSecContainerRunArgs, n: int, *, request_id: typing.Optional[str] = None,
+                       timeout: float = 120.0) -> typing.AsyncIterator[typing.Union[Sandbox, errors.DSecError]]:
+        """Makes ``n`` equal sandboxes in one call and yields each as it becomes ready; one that could not be made comes as
+        its exception, not raised, so that the others are not lost."""
+        sandbox = args.to_wire()
+        sandbox["timeout_ms"] = types._scaled("timeout", timeout, 1000)
+        body = {"request_id": request_id or _wire.new_id("req"), "count": n, "sandbox": sandbox}
+        async with self._transport.stream("POST", "/v1/sandboxes:batch", body=body) as response:
+            async for record in self._transport.records(response):
+                if record["type"] == "sandbox":
+                    yield Sandbox(self._transport, record["sandbox"])
+                elif record["type"] == "error":
+                    yield errors.from_body(record["error"], 0)
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """Finds a sandbox by id, also one that has ended (within the retention time)."""
+        response = await self._transport.call("GET", f"/v1/sandboxes/{_wire.segment(sandbox_id)}")
+        return Sandbox(self._transport, response.json())
+
+    async def list(self, *, labels: typing.Optional[typing.Mapping[str, str]] = None,
+                   states: typing.Sequence[str] = (), name: typing.Optional[str] = None, include_ended: bool = False,
+                   page_size: int = 500) -> typing.AsyncIterator[Sandbox]:
+        """Yields sandboxes page by page; ended ones only with ``include_ended``."""
+        token = None
+        while True:
+            url = "/v1/sandboxes" + _wire.query(
+                state=list(states),
+                label=[f"{key}={value}" for key, value in (labels or {}).items()],
+                name=name,
+                include_ended=include_ended,
+                page_size=page_size,
+                page_token=token,
+            )
+            page = (await self._transport.call("GET", url)).json()
+            for record in page["sandboxes"]:
+                yield Sandbox(self._transport, record)
+            token = page.get("next_page_token")
+            if not token:
+                return
+
+    async def delete(self, sandbox_id: str, *, grace: float = 0.0) -> dict:
+        """Ends a sandbox by id; returns its final record. Safe to repeat."""
+        url = f"/v1/sandboxes/{_wire.segment(sandbox_id)}" + _wire.query(grace_ms=types._scaled("grace", grace, 1000))
+        until = time.monotonic() + 30.0
+        return (await self._transport.call("DELETE", url, timeout=grace + 60.0, retry_until=until)).json()
+
+    async def delete_by_label(self, labels: typing.Mapping[str, str], *, grace: float = 0.0) -> typing.AsyncIterator[dict]:
+        """Ends all sandboxes that bear the labels; yields one record for each: ``{"type": "deleted"|"error", "id": ...}``."""
+        body = {"labels": dict(labels), "grace_ms": types._scaled("grace", grace, 1000)}
+        async with self._transport.stream("POST", "/v1/sandboxes:delete", body=body, silence=60.0) as response:
+            async for record in self._transport.records(response):
+                if record["type"] != "done":
+                    yield record
+
+    async def events(self, *, after: int = 0, follow: bool = False) -> typing.AsyncIterator[dict]:
+        """Yields events of all sandboxes of the node in order."""
+        url = "/v1/events" + _wire.query(after=after, follow=follow)
+        async with self._transport.stream("GET", url) as response:
+            async for record in self._transport.records(response):
+                yield record
+
+    async def node(self) -> dict:
+        """What the node is and can do (the table of ``dsec doctor``) and its load."""
+        return (await self._transport.call("GET", "/v1/node")).json()
+
+    async def layers(self, *, kind: typing.Optional[str] = None, prefix: typing.Optional[str] = None) -> "list[dict]":
+        """Lists layers: base, workspace or toolkit."""
+        return (await self._transport.call("GET", "/v1/layers" + _wire.query(kind=kind, prefix=prefix))).json()["layers"]

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One command in a sandbox: run it, follow it, talk to it."""
+
+from __future__ import annotations
+
+import codecs
+import signal as _signal
+import typing
+
+from libdsec import _wire, errors, types
+from libdsec._async import _flavor
+from libdsec._async.transport import Transport
+
+_RECONNECTS = 5
+
+
+class Process:
+    """A command that was started. Get one from ``Sandbox.start``, ``Sandbox.pty`` or ``Sandbox.attach``.
+
+    Not for concurrent readers: one ``stream()`` or ``wait()`` at a time.
+    """
+
+    def __init__(self, transport: Transport, sandbox_id: str, op_id: str, pid: int = 0):
+        self._transport = transport
+        self._base = f"/v1/sandboxes/{_wire.segment(sandbox_id)}/exec/{_wire.segment(op_id)}"
+        self._collector = _wire.OutputCollector(op_id)
+        self._collector.pid = pid
+        self._stdin_offset = 0
+
+    @property
+    def op_id(self) -> str:
+        """Id of the command; ``Sandbox.attach`` finds it again by this."""
+        return self._collector.op_id
+
+    @property
+    def pid(self) -> int:
+        """Process id inside the sandbox, 0 until known."""
+        return self._collector.pid
+
+    async def stream(self) -> typing.AsyncIterator[types.OutputChunk]:
+        """Yields output as it comes, from where the last ``stream()`` stopped, until the command has ended. A cut
+        connection is taken up again at the same byte.
+
+        Raises:
+            errors.SandboxEndedError: the sandbox is gone and the result with it.
+            errors.UnavailableError: the apiserver stayed away.
+        """
+        failures = 0
+        while self._collector.exit is None:
+            offsets = self._collector.offsets
+            path = f"{self._base}/stream" + _wire.query(
+                stdout_offset=offsets["stdout"], stderr_offset=offsets["stderr"]
+            )
+            try:
+                async with self._transport.stream("GET", path) as response:
+                    async for record in self._transport.records(response):
+                        failures = 0
+                        chunk = self._collector.feed(record)
+                        if chunk is not None:
+                            yield chunk
+                        if self._collector.exit is not None:
+                            break
+            except errors.InfrastructureError as error:
+                failures += 1
+                if not error.retriable or failures > _RECONNECTS:
+                    raise
+                await _flavor.sleep(min(0.1 * 2**failures, 2.0))
+
+    async def stream_text(self) -> typing.AsyncIterator[typing.Tuple[str, str]]:
+        """Yields (stream name, text); characters that fall on a chunk's edge are put together, bytes that are not UTF-8
+        become U+FFFD."""
+        decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+        async for chunk in self.stream():
+            text = decoders[chunk.stream].decode(chunk.data)
+            if text:
+                yield chunk.stream, text
+        for name, decoder in decoders.items():
+            text = decoder.decode(b"", True)
+            if text:
+                yield name, text
+
+    async def wait(self) -> types.ExecResult:
+        """Waits for the end and returns the result with all kept output that this object has not dropped."""
+        async for _ in self.stream():
+            pass
+        return self._collector.result()
+
+    async def status(self) -> dict:
+        """Returns the wire status: running, pid, and the result once there is one. Does not wait."""
+        response = await self._transport.call("GET", self._base)
+        return response.json()
+
+    async def write(self, data: types.BytesLike) -> None:
+        """Writes to stdin; returns when the platform has taken all of it.
+
+        Raises:
+            errors.ConflictError: stdin is closed or nobody reads any more.
+        """
+        rest = types._encode(data)
+        while rest:
+            piece = rest[: 1 << 18]
+            response = await self._transport.call(
+                "POST", f"{self._base}/stdin" + _wire.query(offset=self._stdin_offset), content=piece, timeout=None
+            )
+            reply = response.json()
+            taken = int(reply["accepted"]) - self._stdin_offset
+            self._stdin_offset += taken
+            rest = rest[taken:]
+            if reply.get("closed") and rest:
+                raise errors.ConflictError(
+                    "the command does not read its stdin any more", reason="exec.stdin_closed", code="CONFLICT"
+                )
+
+    async def close_stdin(self) -> None:
+        """Sends end of file."""
+        await self._transport.call("POST", f"{self._base}/stdin" + _wire.query(offset=self._stdin_offset, eof=True))
+
+    async def signal(self, number: int = _signal.SIGTERM, *, tree: bool = False) -> None:
+        """Sends a signal to the main process, or to every process of the command with ``tree``."""
+        await self._transport.call("POST", f"{self._base}/signal", body={"signal": int(number), "tree": tree})
+
+    async def cancel(self, *, grace: float = 0.0) -> None:
+        """Ends the command and its whole tree: TERM, then KILL after ``grace`` seconds. The result is Killed("cancel")."""
+        await self._transport.call(
+            "POST", f"{self._base}/cancel", body={"grace_ms": types._scaled("grace", grace, 1000)}, timeout=grace + 10.0
+        )
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Sets the size of the terminal.
+
+        Raises:
+            errors.ConflictError: the command has no terminal.
+        """
+        await self._transport.call("POST", f"{self._base}/resize", body={"rows": rows, "cols": cols})
+
+    async def ack(self) -> None:
+        """Says that the result is recorded: the platform may forget the kept output."""
+        await self._transport.call("POST", f"{self._base}/ack", body={})
+
+
+async def run(transport: Transport, sandbox_id: str, body: dict) -> types.ExecResult:
+    """Runs one attached command to its end with one round trip when it is short.
+
+    A cut connection is taken up again under the same op_id; the command never runs twice. When the caller is interrupted
+    the command is cancelled first.
+    """
+    path = f"/v1/sandboxes/{_wire.segment(sandbox_id)}/exec"
+    process = Process(transport, sandbox_id, body["op_id"])
+    collector = process._collector
+    failures = 0
+    try:
+        while not collector.started:
+            try:
+                async with transport.stream("POST", path, body=body) as response:
+                    async for record in transport.records(response):
+                        collector.feed(record)
+                        if collector.exit is not None:
+                            break
+                if not collector.started and collector.exit is None:
+                    raise errors.UnavailableError(
+                        "the reply ended before the command's first record",
+                        reason="client.connection", code="UNAVAILABLE", retriable=True,
+                    )
+            except errors.DSecError as error:
+                if collector.started and isinstance(error, errors.InfrastructureError):
+                    break
+                failures += 1
+                if not error.retriable or failures > _RECONNECTS:
+                    raise
+                await _flavor.sleep(min(error.retry_after or 0.1 * 2**failures, 2.0))
+        return await process.wait()
+    except _flavor.INTERRUPTS:
+        await _flavor.finish(process.cancel, 10.0)
+        raise

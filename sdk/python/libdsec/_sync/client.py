@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+# Written by tools/make_sync.py from libdsec/_async; change that instead.
+"""Client and sandbox."""
+
+from __future__ import annotations
+
+import time
+import typing
+
+from libdsec import _wire, errors, types
+from libdsec._sync import process as _process
+from libdsec._sync.files import Files, PathLike
+from libdsec._sync.process import Process
+from libdsec._sync.transport import Transport
+
+
+class Session:
+    """A named shell whose working folder, environment and functions last from one command to the next."""
+
+    def __init__(self, sandbox: "Sandbox", name: str):
+        self._sandbox = sandbox
+        self.name = name
+
+    def run(self, script: types.BytesLike, **options: typing.Any) -> types.ExecResult:
+        """Runs a script in the session; options as ``Sandbox.run_shell``. A timeout ends the script, not the session."""
+        return self._sandbox.run_shell(script, session=self.name, **options)
+
+    def close(self) -> None:
+        """Ends the shell and every process that it left."""
+        self._sandbox._transport.call("DELETE", f"{self._sandbox._base}/sessions/{_wire.segment(self.name)}")
+
+
+class Sandbox:
+    """One sandbox. Get it from ``DSecClient.run_container``, ``run_many``, ``get`` or ``list``.
+
+    Use as a context manager to stop it at the end of a block.
+    """
+
+    def __init__(self, transport: Transport, info: dict):
+        self._transport = transport
+        self.info = info
+        self._base = f"/v1/sandboxes/{_wire.segment(info['id'])}"
+        self.files = Files(transport, info["id"])
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.state}>"
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def id(self) -> str:
+        """Opaque id."""
+        return self.info["id"]
+
+    @property
+    def state(self) -> str:
+        """State as of the last reply about this sandbox; ``refresh()`` asks again."""
+        return self.info["state"]
+
+    def refresh(self) -> dict:
+        """Asks for the present record, also after the end; returns and keeps it."""
+        self.info = (self._transport.call("GET", self._base)).json()
+        return self.info
+
+    def exec(self, argv: typing.Sequence[types.BytesLike], **options: typing.Any) -> types.ExecResult:
+        """Runs a program without a shell and waits for it. Options as ``run_shell``."""
+        options.setdefault("op_id", _wire.new_id("op"))
+        return _process.run(self._transport, self.id, _wire.exec_body(argv=argv, **options))
+
+    def run_shell(self, script: types.BytesLike, **options: typing.Any) -> types.ExecResult:
+        """Runs a shell script of any size and waits for its end.
+
+        Args:
+            script: text or bytes; given to the shell byte-exact by file descriptor.
+            timeout: seconds, after which the whole process tree is killed (end Timeout). None: the node's default.
+            cwd, env, user: override the sandbox's defaults; env values may be bytes.
+            stdin: bytes for stdin; default: end of file at once.
+            output_bytes: kept bytes per stream.
+            merged: stderr goes into stdout in exact write order.
+            session: name of a session to run in.
+            group_kill: an OOM kill of any process ends the whole command.
+            shell: path of the shell.
+            op_id: idempotency key; the same key never runs twice, a repeat returns the recorded result.
+
+        Returns:
+            ExecResult; a failing command is a result, not an exception.
+
+        Raises:
+            errors.SandboxEndedError, errors.NotFoundError, errors.InvalidArgumentError, errors.InfrastructureError.
+        """
+        options.setdefault("op_id", _wire.new_id("op"))
+        return _process.run(self._transport, self.id, _wire.exec_body(script=script, **options))
+
+    def start(
+        self,
+        argv: typing.Optional[typing.Sequence[types.BytesLike]] = None,
+        *,
+        script: typing.Optional[types.BytesLike] = None,
+        **options: typing.Any,
+    ) -> Process:
+        """Starts a command and returns at once. It runs detached: it has no time limit unless ``timeout`` is given and
+        outlives this client. Options as ``run_shell``, and ``stdin_open=True`` to write to it, ``tty=(rows, cols)``."""
+        options.setdefault("op_id", _wire.new_id("op"))
+        body = _wire.exec_body(argv=argv, script=script, detached=True, **options)
+        until = time.monotonic() + 30.0
+        reply = (self._transport.call("POST", f"{self._base}/exec", body=body, retry_until=until)).json()
+        return Process(self._transport, self.id, reply["op_id"], int(reply.get("pid", 0)))
+
+    def attach(self, op_id: str) -> Process:
+        """Finds a command again, running or ended; its output can be read from the first byte.
+
+        Raises:
+            errors.NotFoundError: no such command, or its result was acknowledged and forgotten.
+        """
+        process = Process(self._transport, self.id, op_id)
+        process._collector.pid = int((process.status()).get("pid", 0))
+        return process
+
+    def pty(self, argv: typing.Optional[typing.Sequence[types.BytesLike]] = None, *, rows: int = 24, cols: int = 80,
+                  **options: typing.Any) -> Process:
+        """Starts a program on a terminal (default: a login shell)."""
+        return self.start(argv or ["/bin/sh", "-l"], tty=(rows, cols), stdin_open=True, **options)
+
+    def session(self, name: str) -> Session:
+        """A named session; made by its first command."""
+        return Session(self, name)
+
+    def sessions(self) -> "list[dict]":
+        """Lists live sessions."""
+        return (self._transport.call("GET", f"{self._base}/sessions")).json()["sessions"]
+
+    def execs(self) -> "list[dict]":
+        """Lists commands that run or whose result is kept."""
+        return (self._transport.call("GET", f"{self._base}/exec")).json()["execs"]
+
+    def upload_dir(self, local: PathLike, path: PathLike, **options: typing.Any) -> dict:
+        """See ``files.upload_dir``."""
+        return self.files.upload_dir(local, path, **options)
+
+    def download_dir(self, path: PathLike, local: PathLike) -> "list[str]":
+        """See ``files.download_dir``."""
+        return self.files.download_dir(path, local)
+
+    def stats(self) -> dict:
+        """Usage beside limits. Does not count as activity."""
+        return (self._transport.call("GET", f"{self._base}/stats")).json()
+
+    def events(self, *, after: int = 0, follow: bool = False) -> typing.Iterator[dict]:
+        """Yields events in order from sequence number ``after`` + 1; with ``follow`` until the sandbox has ended."""
+        url = f"{self._base}/events" + _wire.query(after=after, follow=follow)
+        with self._transport.stream("GET", url) as response:
+            for record in self._transport.records(response):
+                yield record
+
+    def renew(self, *, ttl: typing.Optional[float] = None, idle: typing.Optional[float] = None) -> dict:
+        """Sets a new lifetime counted from now, or a new idle time, in seconds (0 = none)."""
+        body = {}
+        if ttl is not None:
+            body["ttl_ms"] = types._scaled("ttl", ttl, 1000)
+        if idle is not None:
+            body["idle_ms"] = types._scaled("idle", idle, 1000)
+        self.info = (self._transport.call("POST", f"{self._base}/renew", body=body)).json()
+        return self.info
+
+    def stop(self, *, grace: float = 0.0) -> dict:
+        """Ends the sandbox: TERM to everything inside, KILL after ``grace`` seconds. Returns its final record. Safe to
+        repeat."""
+        url = self._base + _wire.query(grace_ms=types._scaled("grace", grace, 1000))
+        until = time.monotonic() + 30.0
+        self.info = (self._transport.call("DELETE", url, timeout=grace + 60.0, retry_until=until)).json()
+        return self.info
+
+
+class DSecClient:
+    """Entry to the platform.
+
+    Args:
+        endpoint: URL of an apiserver, or ``unix:/path``; default from DSEC_URL, the config file, or the local node.
+        api_key: default from DSEC_API_KEY, DSEC_API_KEY_FILE, the config file, or the local node's key file.
+        max_connections: bound on parallel requests.
+    """
+
+    def __init__(self, endpoint: typing.Optional[str] = None, api_key: typing.Optional[str] = None, *,
+                 max_connections: int = 256):
+        self._endpoint = endpoint
+        self._api_key = api_key
+        self._max_connections = max_connections
+        self._opened: typing.Optional[Transport] = None
+
+    def open(self) -> "DSecClient":
+        """Reads the settings, checks endpoint and key; raises UnauthenticatedError or UnavailableError."""
+        endpoint, key = _wire.load_settings(self._endpoint, self._api_key)
+        transport = Transport(endpoint, key, self._max_connections)
+        try:
+            transport.call("GET", "/v1/node", timeout=10.0)
+        except BaseException:
+            transport.close()
+            raise
+        self._opened = transport
+        return self
+
+    def close(self) -> None:
+        """Closes the connections. Sandboxes stay."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def __enter__(self) -> "DSecClient":
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _transport(self) -> Transport:
+        if self._opened is None:
+            raise errors.DSecError("call open() first", reason="client.not_open", code="FAILED_PRECONDITION")
+        return self._opened
+
+    def run_container(self, args: types.DSecContainerRunArgs, *, timeout: float = 120.0,
+                            request_id: typing.Optional[str] = None) -> Sandbox:
+        """Makes a container sandbox and returns it when it is ready for commands.
+
+        Args:
+            timeout: seconds for the whole creation, waiting for capacity included.
+            request_id: idempotency key; a repeat with the same key and args returns the same sandbox.
+
+        Raises:
+            errors.NoCapacityError: still no capacity after ``timeout``.
+            errors.NotFoundError: ``layer.not_found``.
+            errors.InvalidArgumentError, errors.UnsupportedError, errors.ConflictError, errors.InfrastructureError.
+        """
+        body = args.to_wire()
+        body["request_id"] = request_id or _wire.new_id("req")
+        body["timeout_ms"] = types._scaled("timeout", timeout, 1000)
+        until = time.monotonic() + timeout
+        response = self._transport.call("POST", "/v1/sandboxes", body=body, timeout=timeout + 5.0, retry_until=until)
+        return Sandbox(self._transport, response.json())
+
+    def run_many(self, args: types.DSecContainerRunArgs, n: int, *, request_id: typing.Optional[str] = None,
+                       timeout: float = 120.0) -> typing.Iterator[typing.Union[Sandbox, errors.DSecError]]:
+        """Makes ``n`` equal sandboxes in one call and yields each as it becomes ready; one that could not be made comes as
+        its exception, not raised, so that the others are not lost."""
+        sandbox = args.to_wire()
+        sandbox["timeout_ms"] = types._scaled("timeout", timeout, 1000)
+        body = {"request_id": request_id or _wire.new_id("req"), "count": n, "sandbox": sandbox}
+        with self._transport.stream("POST", "/v1/sandboxes:batch", body=body) as response:
+            for record in self._transport.records(response):
+                if record["type"] == "sandbox":
+                    yield Sandbox(self._transport, record["sandbox"])
+                elif record["type"] == "error":
+                    yield errors.from_body(record["error"], 0)
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        """Finds a sandbox by id, also one that has ended (within the retention time)."""
+        response = self._transport.call("GET", f"/v1/sandboxes/{_wire.segment(sandbox_id)}")
+        return Sandbox(self._transport, response.json())
+
+    def list(self, *, labels: typing.Optional[typing.Mapping[str, str]] = None,
+                   states: typing.Sequence[str] = (), name: typing.Optional[str] = None, include_ended: bool = False,
+                   page_size: int = 500) -> typing.Iterator[Sandbox]:
+        """Yields sandboxes page by page; ended ones only with ``include_ended``."""
+        token = None
+        while True:
+            url = "/v1/sandboxes" + _wire.query(
+                state=list(states),
+                label=[f"{key}={value}" for key, value in (labels or {}).items()],
+                name=name,
+                include_ended=include_ended,
+                page_size=page_size,
+                page_token=token,
+            )
+            page = (self._transport.call("GET", url)).json()
+            for record in page["sandboxes"]:
+                yield Sandbox(self._transport, record)
+            token = page.get("next_page_token")
+            if not token:
+                return
+
+    def delete(self, sandbox_id: str, *, grace: float = 0.0) -> dict:
+        """Ends a sandbox by id; returns its final record. Safe to repeat."""
+        url = f"/v1/sandboxes/{_wire.segment(sandbox_id)}" + _wire.query(grace_ms=types._scaled("grace", grace, 1000))
+        until = time.monotonic() + 30.0
+        return (self._transport.call("DELETE", url, timeout=grace + 60.0, retry_until=until)).json()
+
+    def delete_by_label(self, labels: typing.Mapping[str, str], *, grace: float = 0.0) -> typing.Iterator[dict]:
+        """Ends all sandboxes that bear the labels; yields one record for each: ``{"type": "deleted"|"error", "id": ...}``."""
+        body = {"labels": dict(labels), "grace_ms": types._scaled("grace", grace, 1000)}
+        with self._transport.stream("POST", "/v1/sandboxes:delete", body=body, silence=60.0) as response:
+            for record in self._transport.records(response):
+                if record["type"] != "done":
+                    yield record
+
+    def events(self, *, after: int = 0, follow: bool = False) -> typing.Iterator[dict]:
+        """Yields events of all sandboxes of the node in order."""
+        url = "/v1/events" + _wire.query(after=after, follow=follow)
+        with self._transport.stream("GET", url) as response:
+            for record in self._transport.records(response):
+                yield record
+
+    def node(self) -> dict:
+        """What the node is and can do (the table of ``dsec doctor``) and its load."""
+        return (self._transport.call("GET", "/v1/node")).json()
+
+    def layers(self, *, kind: typing.Optional[str] = None, prefix: typing.Optional[str] = None) -> "list[dict]":
+        """Lists layers: base, workspace or toolkit."""
+        return (self._transport.call("GET", "/v1/layers" + _wire.query(kind=kind, prefix=prefix))).json()["layers"]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# Written by tools/make_sync.py from libdsec/_async; change that instead.
+"""HTTP to one apiserver: authentication, errors, retries."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import typing
+
+import httpx
+
+from libdsec import errors
+from libdsec._sync import _flavor
+
+_CONNECT_TIMEOUT = 5.0
+# The server sends a keepalive each 5 s of silence; thrice that without a byte means that the connection is dead.
+_STREAM_SILENCE = 15.0
+
+
+def _error_of(response: httpx.Response, body: bytes) -> errors.DSecError:
+    retry_after = None
+    try:
+        retry_after = float(response.headers.get("retry-after", ""))
+    except ValueError:
+        pass
+    try:
+        wire = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        wire = {"message": f"HTTP status {response.status_code}", "reason": "http.status"}
+    return errors.from_body(wire, response.status_code, retry_after)
+
+
+def _connection_error(error: httpx.HTTPError) -> errors.DSecError:
+    text = str(error) or type(error).__name__
+    if isinstance(error, httpx.TimeoutException):
+        return errors.DeadlineExceededError(
+            f"no answer in time: {text}", reason="client.timeout", code="DEADLINE_EXCEEDED", retriable=True
+        )
+    return errors.UnavailableError(
+        f"cannot talk to the apiserver: {text}", reason="client.connection", code="UNAVAILABLE", retriable=True
+    )
+
+
+class Transport:
+    """One pool of connections. Safe for concurrent calls."""
+
+    def __init__(self, endpoint: str, api_key: str, max_connections: int):
+        self._endpoint = endpoint
+        socket_path = None
+        base = endpoint
+        if endpoint.startswith("unix:"):
+            socket_path = endpoint[len("unix:"):]
+            base = "http://localhost"
+        self._http = _flavor.HttpClient(
+            base_url=base,
+            headers={"Authorization": f"Bearer {api_key}", "User-Agent": "libdsec/0.1"},
+            transport=_flavor.HttpTransport(
+                uds=socket_path,
+                limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+            ),
+            timeout=httpx.Timeout(60.0, connect=_CONNECT_TIMEOUT, pool=None),
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: typing.Optional[dict] = None,
+        content: typing.Any = None,
+        headers: typing.Optional[dict] = None,
+        timeout: typing.Optional[float] = 60.0,
+        retry_until: typing.Optional[float] = None,
+    ) -> httpx.Response:
+        """One request with its whole reply. With ``retry_until`` (monotonic time) a retriable failure is tried again until
+        then; only idempotent requests may ask for that."""
+        pause = 0.05
+        while True:
+            try:
+                response = self._http.request(
+                    method,
+                    path,
+                    content=_json(body) if body is not None else content,
+                    headers=_headers(body, headers),
+                    timeout=httpx.Timeout(timeout, connect=_CONNECT_TIMEOUT, pool=None),
+                )
+                if response.status_code < 400:
+                    return response
+                failure = _error_of(response, response.content)
+            except httpx.HTTPError as error:
+                failure = _connection_error(error)
+            left = 0.0 if retry_until is None else retry_until - time.monotonic()
+            if not failure.retriable or left <= 0:
+                raise failure
+            _flavor.sleep(min(failure.retry_after or pause, left))
+            pause = min(pause * 2, 2.0)
+
+    @contextlib.contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: typing.Optional[dict] = None,
+        content: typing.Any = None,
+        headers: typing.Optional[dict] = None,
+        silence: typing.Optional[float] = _STREAM_SILENCE,
+    ):
+        """One request whose reply is read as it comes; connection errors surface as UnavailableError."""
+        try:
+            with self._http.stream(
+                method,
+                path,
+                content=_json(body) if body is not None else content,
+                headers=_headers(body, headers),
+                timeout=httpx.Timeout(silence, connect=_CONNECT_TIMEOUT, pool=None),
+            ) as response:
+                if response.status_code >= 400:
+                    raise _error_of(response, response.read())
+                yield response
+        except httpx.HTTPError as error:
+            raise _connection_error(error) from error
+
+    def records(self, response: httpx.Response) -> typing.Iterator[dict]:
+        """NDJSON records of a streamed reply, keepalives left out."""
+        rest = b""
+        for data in response.iter_bytes():
+            rest += data
+            if b"\n" not in data:
+                continue
+            *lines, rest = rest.split(b"\n")
+            for line in lines:
+                record = json.loads(line)
+                if record.get("type") != "keepalive":
+                    yield record
+
+
+def _json(body: dict) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
+
+
+def _headers(body: typing.Optional[dict], headers: typing.Optional[dict]) -> dict:
+    merged = dict(headers or {})
+    if body is not None:
+        merged["Content-Type"] = "application/json"
+    return merged

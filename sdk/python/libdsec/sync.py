@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The synchronous twin of libdsec: same names, no ``await``."""
+
+from libdsec import errors
+from libdsec._sync.client import DSecClient, Sandbox, Session
+from libdsec._sync.files import Files
+from libdsec._sync.process import Process
+from libdsec.errors import DSecError
+from libdsec.types import (
+    DSecContainerRunArgs,
+    End,
+    ExecResult,
+    Exited,
+    FileInfo,
+    Killed,
+    OomKilled,
+    OutputChunk,
+    SandboxEnded,
+    Signaled,
+    SpawnError,
+    Timeout,
+    WatchEvent,
+)
+
+__all__ = [
+    "DSecClient", "DSecContainerRunArgs", "DSecError", "End", "ExecResult", "Exited", "FileInfo", "Files", "Killed",
+    "OomKilled", "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout",
+    "WatchEvent", "errors",
+]
