@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the benchmarks and writes build/bench/figures.jsonl, one figure a line:
+{"name", "value", "unit", "baseline", "ratio", "detail"}.
+
+Every figure stands beside a baseline that was measured in the same run, because the machine may be shared. Values are
+medians. `--only name,...` runs some; `--live N` sets the size of the large population (3,200).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import pathlib
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "sdk" / "python")]
+
+
+def percentile(values, share):
+    """The value below which `share` of the values lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Figures:
+    """Collects figures, prints them and writes them as JSON lines."""
+
+    def __init__(self, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "w", encoding="ascii")
+
+    def add(self, name, value, unit, baseline=None, ratio=None, **detail):
+        if ratio is None and baseline:
+            ratio = value / baseline
+        record = {
+            "name": name,
+            "value": round(value, 4),
+            "unit": unit,
+            "baseline": None if baseline is None else round(baseline, 4),
+            "ratio": None if ratio is None else round(ratio, 4),
+            "detail": detail,
+        }
+        line = json.dumps(record)
+        print(line, flush=True)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+
+def floor_ms(build, runs=300, concurrency=1):
+    """Median milliseconds of the raw kernel floor (see bench/floor)."""
+    output = subprocess.check_output([build / "bin" / "dsec-floor", "--runs", str(runs), "--concurrency", str(concurrency)])
+    return json.loads(output.decode().splitlines()[-1])
+
+
+def spawn_ms(program, runs=200):
+    """Median milliseconds of fork + exec + wait of a program."""
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        os.waitpid(os.posix_spawn(program, [program], {}), 0)
+        times.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(times)
+
+
+def runc_ms(runs=20):
+    """Median milliseconds of `runc run` of a static program in a bundle without network set-up."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="dsec-bench-runc-"))
+    try:
+        source = folder / "true.c"
+        source.write_text("int main(void) { return 0; }\n", encoding="ascii")
+        (folder / "rootfs").mkdir()
+        subprocess.run(["clang-19", "-static", "-O1", "-o", folder / "rootfs" / "true", source], check=True)
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        spec = json.loads((folder / "config.json").read_text())
+        spec["process"]["args"] = ["/true"]
+        spec["process"]["terminal"] = False
+        (folder / "config.json").write_text(json.dumps(spec))
+        times = []
+        for number in range(runs):
+            started = time.perf_counter()
+            subprocess.run(["runc", "run", "--bundle", folder, f"dsec-bench-{os.getpid()}-{number}"], check=True,
+                           stdin=subprocess.DEVNULL)
+            times.append((time.perf_counter() - started) * 1e3)
+        return statistics.median(times)
+    finally:
+        shutil.rmtree(folder)
+
+
+def bwrap_ms(runs=50):
+    """Median milliseconds of bwrap with all namespaces around /bin/true."""
+    command = ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "--proc", "/proc", "--dev", "/dev", "/bin/true"]
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        subprocess.run(command, check=True)
+        times.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(times)
+
+
+def mem_available_mib():
+    """MemAvailable of the host in MiB."""
+    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no MemAvailable")
+
+
+async def make_many(client, args, count):
+    """Makes sandboxes in batches; raises on the first failure."""
+    boxes = []
+    while len(boxes) < count:
+        async for item in client.run_many(args, min(400, count - len(boxes)), timeout=300):
+            if isinstance(item, Exception):
+                raise item
+            boxes.append(item)
+    return boxes
+
+
+async def end_all(client, labels):
+    async for record in client.delete_by_label(labels):
+        if record["type"] == "error":
+            raise RuntimeError(record)
+
+
+async def create_times(client, args, runs, gap=0.02):
+    """Milliseconds inside the edge of `runs` creations, one at a time; returns (totals, {phase: values})."""
+    totals, phases = [], {}
+    for _ in range(runs):
+        box = await client.run_container(args)
+        times = {p["phase"]: p["micros"] / 1e3 for p in box.info["phases"]}
+        totals.append(sum(times.values()))
+        for name, value in times.items():
+            phases.setdefault(name, []).append(value)
+        await box.stop()
+        await asyncio.sleep(gap)
+    return totals, phases
+
+
+async def bench_create(figures, build, node, client, args, wanted):
+    from support import args as make_args
+
+    del node
+    await create_times(client, args, 20)
+    if "create_ready" in wanted:
+        floor = floor_ms(build)
+        totals, phases = await create_times(client, args, 150)
+        figures.add("create_ready", statistics.median(totals), "ms", floor["median_ms"],
+                    p99_ms=percentile(totals, 0.99), phases_ms={k: round(statistics.median(v), 3) for k, v in phases.items()})
+    if "create_first_command" in wanted:
+        times = []
+        for _ in range(100):
+            started = time.perf_counter()
+            box = await client.run_container(args)
+            await box.exec(["/bin/true"])
+            times.append((time.perf_counter() - started) * 1e3)
+            await box.stop()
+            await asyncio.sleep(0.02)
+        figures.add("create_first_command", statistics.median(times), "ms", runc_ms(), p99_ms=percentile(times, 0.99),
+                    bwrap_ms=bwrap_ms())
+    if "exec_round_trip" in wanted:
+        box = await client.run_container(args)
+        times = []
+        for _ in range(1000):
+            started = time.perf_counter()
+            await box.exec(["/bin/true"])
+            times.append((time.perf_counter() - started) * 1e3)
+        await box.stop()
+        figures.add("exec_round_trip", statistics.median(times), "ms", spawn_ms("/bin/true"), p50_ms=statistics.median(times),
+                    p99_ms=percentile(times, 0.99))
+    if "create_rate" in wanted:
+        floor = floor_ms(build, runs=600, concurrency=2)
+        small = make_args(memory_limit_mb=128, labels={"bench": "rate"})
+        rates = []
+        for _ in range(3):
+            started = time.perf_counter()
+            await make_many(client, small, 320)
+            rates.append(320 / (time.perf_counter() - started))
+            await end_all(client, {"bench": "rate"})
+        figures.add("create_rate", statistics.median(rates), "1/s", floor["per_second"], all_rates=rates)
+
+
+async def bench_live(figures, node, client, args, wanted, live):
+    from support import args as make_args
+
+    small = make_args(memory_limit_mb=128, labels={"bench": "live"})
+    totals_100 = totals_3000 = None
+    await make_many(client, small, 100)
+    if "create_growth" in wanted:
+        totals_100, _ = await create_times(client, args, 60)
+    await asyncio.sleep(1)
+    before = mem_available_mib()
+    boxes = await make_many(client, small, live - 100)
+    await asyncio.sleep(2)
+    after = mem_available_mib()
+    if "create_growth" in wanted:
+        totals_3000, _ = await create_times(client, args, 60)
+        figures.add("create_growth", statistics.median(totals_3000) / statistics.median(totals_100), "ratio",
+                    at_100_ms=statistics.median(totals_100), at_live_ms=statistics.median(totals_3000), live=live)
+    if "live_memory" in wanted:
+        figures.add("live_memory", (before - after) / (live - 100), "MiB", 0.66, edge_rss_mib=node.rss_kib() / 1024,
+                    edge_fds=node.fds())
+    everyone = [box async for box in client.list(labels={"bench": "live"}, page_size=1000)]
+    started = time.perf_counter()
+    limit = asyncio.Semaphore(32)
+
+    async def ask(box):
+        async with limit:
+            return (await box.exec(["/bin/true"])).ok
+
+    answers = await asyncio.gather(*(ask(box) for box in everyone))
+    if "live_sandboxes" in wanted:
+        figures.add("live_sandboxes", sum(answers), "sandboxes", asked=len(everyone),
+                    seconds_to_ask_all=time.perf_counter() - started)
+    del boxes
+    await end_all(client, {"bench": "live"})
+
+
+async def bench_adoption(figures, node):
+    from libdsec import DSecClient
+    from support import args as make_args
+
+    async with DSecClient(node.url, node.key) as client:
+        await make_many(client, make_args(memory_limit_mb=128, labels={"bench": "adopt"}), 1000)
+        ids = [box.id async for box in client.list(labels={"bench": "adopt"}, page_size=1000)]
+    node.kill()
+    started = time.perf_counter()
+    node.start(seconds=120)
+    ready = time.perf_counter() - started
+    async with DSecClient(node.url, node.key) as client:
+        limit = asyncio.Semaphore(32)
+
+        async def ask(box_id):
+            async with limit:
+                await client._transport.call("GET", f"/v1/sandboxes/{box_id}/exec")
+
+        await asyncio.gather(*(ask(box_id) for box_id in ids))
+        figures.add("edge_adoption", time.perf_counter() - started, "s", seconds_to_ready=ready, sandboxes=len(ids))
+        await end_all(client, {"bench": "adopt"})
+
+
+async def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--live", type=int, default=3200)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "bench" / "figures.jsonl")
+    arguments = parser.parse_args()
+    os.environ["DSEC_BUILD"] = str(arguments.build.resolve())
+    import support
+    from libdsec import DSecClient
+
+    names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
+             "live_sandboxes", "edge_adoption"]
+    wanted = set(filter(None, arguments.only.split(","))) or set(names)
+    unknown = wanted - set(names)
+    if unknown:
+        sys.exit(f"unknown figures: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    random.seed(1)
+    layers = support.build_layers(support.BUILD / "test-layers")
+    folder = tempfile.mkdtemp(prefix="dsec-bench-")
+    node = support.Node(folder, layers, "bench", capacity=4000).start()
+    figures = Figures(arguments.out)
+    args = support.args()
+    try:
+        async with DSecClient(node.url, node.key) as client:
+            if wanted & {"create_ready", "create_first_command", "exec_round_trip", "create_rate"}:
+                await bench_create(figures, arguments.build, node, client, args, wanted)
+            if wanted & {"create_growth", "live_memory", "live_sandboxes"}:
+                await bench_live(figures, node, client, args, wanted, arguments.live)
+        if "edge_adoption" in wanted:
+            await bench_adoption(figures, node)
+    finally:
+        node.stop()
+        node.purge()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
