@@ -1,34 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The contract between the spawner, the agent (dsec-aether) and the sandbox's init. Plain structs, native byte order: all
-// three are built together and run on one machine; a version mismatch ends the slot. No allocation, no dependency.
+// The contract between the spawner, the agent (dsec-aether) and the sandbox's init. Plain structs,
+// native byte order: all three are built together and run on one machine; a version mismatch ends
+// the slot. No allocation, no dependency.
 //
 // How the agent starts
-//   It is pid 1 of pid namespace A and root of user namespace A (an otherwise unused uid on the host), argv {"dsec-aether"},
-//   empty environment, cwd "/", umask 022, all signals default and unblocked, not dumpable until it execs itself no more
-//   (it must call prctl(PR_SET_DUMPABLE, 0) first thing in main). Its root is an empty read-only tmpfs with its own /proc.
-//   It owns the network namespace of the sandbox (loopback is up). Capabilities: kAgentCapabilities of A, nothing else.
-//   Descriptors: 0 and 1 are /dev/null, 2 is the log (a pipe or /dev/null; a reader may be gone, ignore SIGPIPE), then
-//   AgentFd. Its only child is init; when kInitPidFd becomes readable the sandbox is over and the agent must exit.
+//   It is pid 1 of pid namespace A and root of user namespace A (an otherwise unused uid on the
+//   host), argv {"dsec-aether"}, empty environment, cwd "/", umask 022, all signals default and
+//   unblocked, not dumpable until it execs itself no more (it must call prctl(PR_SET_DUMPABLE, 0)
+//   first thing in main). Its root is an empty read-only tmpfs with its own /proc. It owns the
+//   network namespace of the sandbox (loopback is up). Capabilities: kAgentCapabilities of A,
+//   nothing else. Descriptors: 0 and 1 are /dev/null, 2 is the log (a pipe or /dev/null; a reader
+//   may be gone, ignore SIGPIPE), then AgentFd. Its only child is init; when kInitPidFd becomes
+//   readable the sandbox is over and the agent must exit.
 //
 // Identities
-//   The agent numbers ids in A: 0 is itself, u + 1 is uid u of the sandbox, for u in 0..65535; so also what stat() shows
-//   it and what chown() takes. setfsuid(u + 1)/setfsgid(g + 1) before creating files makes the sandbox's user their owner;
-//   open the sandbox's /dev/pts/ptmx that way too, otherwise the terminal belongs to nobody inside.
+//   The agent numbers ids in A: 0 is itself, u + 1 is uid u of the sandbox, for u in 0..65535; so
+//   also what stat() shows it and what chown() takes. setfsuid(u + 1)/setfsgid(g + 1) before
+//   creating files makes the sandbox's user their owner; open the sandbox's /dev/pts/ptmx that way
+//   too, otherwise the terminal belongs to nobody inside.
 //
 // Cgroups
-//   kSlotCgroupFd is the slot's v2 directory: `agent/` holds the agent, `code/init/` holds init. The agent makes one directory
-//   code/<name> for each exec, then chowns its cgroup.procs to 1:1 (init, which acts with that identity, clones the child
-//   into it), and passes the directory. Only its own cgroup.kill, cgroup.freeze and cpu.stat are needed afterwards.
+//   kSlotCgroupFd is the slot's v2 directory: `agent/` holds the agent, `code/init/` holds init.
+//   The agent makes one directory code/<name> for each exec, then chowns its cgroup.procs to 1:1
+//   (init, which acts with that identity, clones the child into it), and passes the directory. Only
+//   its own cgroup.kill, cgroup.freeze and cpu.stat are needed afterwards.
 //
 // Channel to init: kInitFd, SOCK_SEQPACKET, one struct a packet, fds by SCM_RIGHTS.
-//   init -> agent   InitReady once after launch, with one fd: O_PATH of the sandbox's root directory.
-//   agent -> init   ExecRequest, then InitStarted (with one fd: the pidfd of the process) and, after its end, InitEnded.
-//                   A request that fails before there is a process gets an ExecFailure on its status pipe and no message.
-//   agent -> init   SignalAllRequest: a signal to every process of the sandbox except init. No answer.
-//   InitEnded of one id is always sent after its InitStarted. init never blocks on this socket; it keeps ends that do not
-//   fit and takes no new exec while kMaxExecs ends or runs are outstanding.
+//   init -> agent   InitReady once after launch, with one fd: O_PATH of the sandbox's root
+//   directory. agent -> init   ExecRequest, then InitStarted (with one fd: the pidfd of the
+//   process) and, after its end, InitEnded.
+//                   A request that fails before there is a process gets an ExecFailure on its
+//                   status pipe and no message.
+//   agent -> init   SignalAllRequest: a signal to every process of the sandbox except init. No
+//   answer. InitEnded of one id is always sent after its InitStarted. init never blocks on this
+//   socket; it keeps ends that do not fit and takes no new exec while kMaxExecs ends or runs are
+//   outstanding.
 
 #include <cstdint>
 
@@ -47,11 +55,11 @@ enum AgentFd : int {
 };
 inline constexpr int kTokenBytes = 32;
 
-// capabilities(7) numbers: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE,
-// SYS_CHROOT, SETFCAP.
-inline constexpr uint64_t kAgentCapabilities = (1ull << 0) | (1ull << 1) | (1ull << 2) | (1ull << 3) | (1ull << 4) |
-                                               (1ull << 5) | (1ull << 6) | (1ull << 7) | (1ull << 10) | (1ull << 18) |
-                                               (1ull << 31);
+// capabilities(7) numbers: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, KILL, SETGID,
+// SETUID, NET_BIND_SERVICE, SYS_CHROOT, SETFCAP.
+inline constexpr uint64_t kAgentCapabilities =
+    (1ull << 0) | (1ull << 1) | (1ull << 2) | (1ull << 3) | (1ull << 4) | (1ull << 5) |
+    (1ull << 6) | (1ull << 7) | (1ull << 10) | (1ull << 18) | (1ull << 31);
 
 enum MessageType : uint32_t {
   kExec = 1,       // agent -> init: ExecRequest
@@ -64,23 +72,29 @@ enum MessageType : uint32_t {
 // How many execs may be running or ended and not yet delivered.
 inline constexpr uint32_t kMaxExecs = 4096;
 
-// Descriptors of an ExecRequest, in this order: payload, status, stdin, stdout, stderr, [cgroup], [program], extra...
-//   payload  memfd with seals F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW, holding an ExecPayload and its strings.
-//   status   write end of a pipe made by the agent. Nothing written and EOF: the program runs. One ExecFailure and EOF: it
-//            does not (if InitStarted came as well, InitEnded follows and has no meaning). The agent closes its own copy
-//            after sending.
+// Descriptors of an ExecRequest, in this order: payload, status, stdin, stdout, stderr, [cgroup],
+// [program], extra...
+//   payload  memfd with seals F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW, holding an ExecPayload
+//   and its strings. status   write end of a pipe made by the agent. Nothing written and EOF: the
+//   program runs. One ExecFailure and EOF: it
+//            does not (if InitStarted came as well, InitEnded follows and has no meaning). The
+//            agent closes its own copy after sending.
 //   stdin, stdout, stderr   become 0, 1, 2 of the program. For a terminal all three are the slave.
 //   cgroup   kHasCgroup: v2 directory to start in; without it the child starts in code/init.
-//   program  kHasProgram: the file to execute, whatever argv[0] says (an ELF binary: a `#!` file cannot be run by
-//            descriptor). Give the shell this way, opened in the pristine lower layer, so that an overwritten /bin/sh changes
-//            nothing. Without it argv[0] is executed: as a path if it holds a slash, else searched in PATH of the payload's
-//            environment (kDefaultPath when it has none).
-//   extra    extra_fds of them become 3, 4, ... of the program, inherited by its children unless it closes them.
+//   program  kHasProgram: the file to execute, whatever argv[0] says (an ELF binary: a `#!` file
+//   cannot be run by
+//            descriptor). Give the shell this way, opened in the pristine lower layer, so that an
+//            overwritten /bin/sh changes nothing. Without it argv[0] is executed: as a path if it
+//            holds a slash, else searched in PATH of the payload's environment (kDefaultPath when
+//            it has none).
+//   extra    extra_fds of them become 3, 4, ... of the program, inherited by its children unless it
+//   closes them.
 //
-// A script: write `exec 3<&-;` followed by the script's bytes into a sealed memfd, pass it (opened O_RDONLY through
-// /proc/self/fd so that its offset is its own) as the only extra fd, and run {"sh", "/proc/self/fd/3"} with the shell as
-// program. The shell opens the path at a descriptor of its own with close-on-exec, its first command closes 3, line numbers
-// stay right, and neither argv nor any child shows the text. Code inside sees 0, 1 and 2 only.
+// A script: write `exec 3<&-;` followed by the script's bytes into a sealed memfd, pass it (opened
+// O_RDONLY through /proc/self/fd so that its offset is its own) as the only extra fd, and run
+// {"sh", "/proc/self/fd/3"} with the shell as program. The shell opens the path at a descriptor of
+// its own with close-on-exec, its first command closes 3, line numbers stay right, and neither argv
+// nor any child shows the text. Code inside sees 0, 1 and 2 only.
 struct ExecRequest {
   uint32_t type = kExec;
   uint32_t flags = 0;  // RequestFlag
@@ -92,13 +106,15 @@ enum RequestFlag : uint32_t { kHasCgroup = 1, kHasProgram = 2 };
 inline constexpr uint32_t kMaxExtraFds = 4;
 inline constexpr uint32_t kMaxRequestFds = 7 + kMaxExtraFds;
 
-inline constexpr uint32_t kPayloadMagic = 0x50584544;             // "DEXP"
-inline constexpr uint32_t kMaxPayloadBytes = 8u << 20;            // the kernel's own limit on argv + env is lower
-inline constexpr uint32_t kMaxStrings = 1u << 16;                 // argc, and envc
+inline constexpr uint32_t kPayloadMagic = 0x50584544;  // "DEXP"
+inline constexpr uint32_t kMaxPayloadBytes =
+    8u << 20;                                      // the kernel's own limit on argv + env is lower
+inline constexpr uint32_t kMaxStrings = 1u << 16;  // argc, and envc
 inline constexpr uint32_t kMaxGroups = 64;
 inline constexpr uint32_t kMaxRlimits = 16;
-inline constexpr uint32_t kCpuMaskWords = 16;                     // 1,024 cores
-inline constexpr char kDefaultPath[] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+inline constexpr uint32_t kCpuMaskWords = 16;  // 1,024 cores
+inline constexpr char kDefaultPath[] =
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 struct ExecRlimit {
   uint32_t resource = 0;
@@ -107,7 +123,8 @@ struct ExecRlimit {
   uint64_t hard = 0;
 };
 
-// Followed by strings_bytes of NUL-terminated strings: argc of argv, envc of "KEY=value", one cwd (absolute).
+// Followed by strings_bytes of NUL-terminated strings: argc of argv, envc of "KEY=value", one cwd
+// (absolute).
 struct ExecPayload {
   uint32_t magic = kPayloadMagic;
   uint32_t version = kVersion;
@@ -123,7 +140,9 @@ struct ExecPayload {
   ExecRlimit rlimits[kMaxRlimits] = {};
   uint64_t cpu_mask[kCpuMaskWords] = {};  // all zero: init's own affinity, that of the launch plan
 };
-enum PayloadFlag : uint32_t { kControllingTty = 1 };  // stdin is a terminal: make it the controlling one
+enum PayloadFlag : uint32_t {
+  kControllingTty = 1
+};  // stdin is a terminal: make it the controlling one
 
 // Where a start failed. Values are stable; names by ExecStepName.
 enum class ExecStep : uint32_t {
@@ -142,18 +161,30 @@ enum class ExecStep : uint32_t {
 };
 constexpr const char* ExecStepName(ExecStep step) {
   switch (step) {
-    case ExecStep::kRequest: return "request";
-    case ExecStep::kTable: return "table";
-    case ExecStep::kClone: return "clone";
-    case ExecStep::kFds: return "fds";
-    case ExecStep::kTty: return "tty";
-    case ExecStep::kLimits: return "limits";
-    case ExecStep::kAffinity: return "affinity";
-    case ExecStep::kNamespace: return "namespace";
-    case ExecStep::kSeccomp: return "seccomp";
-    case ExecStep::kUser: return "user";
-    case ExecStep::kCwd: return "cwd";
-    case ExecStep::kExec: return "exec";
+    case ExecStep::kRequest:
+      return "request";
+    case ExecStep::kTable:
+      return "table";
+    case ExecStep::kClone:
+      return "clone";
+    case ExecStep::kFds:
+      return "fds";
+    case ExecStep::kTty:
+      return "tty";
+    case ExecStep::kLimits:
+      return "limits";
+    case ExecStep::kAffinity:
+      return "affinity";
+    case ExecStep::kNamespace:
+      return "namespace";
+    case ExecStep::kSeccomp:
+      return "seccomp";
+    case ExecStep::kUser:
+      return "user";
+    case ExecStep::kCwd:
+      return "cwd";
+    case ExecStep::kExec:
+      return "exec";
   }
   return "unknown";
 }
