@@ -52,6 +52,7 @@ enum AgentFd : int {
   kPidsCgroupFd = 7,    // v1 pids directory of the code, O_RDONLY; not open where pids is on v2
   kTokenFd = 8,         // sealed memfd, exactly kTokenBytes: what Hello must carry
   kInitPidFd = 9,       // pidfd of init
+  kCpuCgroupFd = 10,    // v1 cpu directory of the code, O_RDONLY, for its cpu.stat; not open where cpu is on v2
 };
 inline constexpr int kTokenBytes = 32;
 
@@ -64,9 +65,11 @@ inline constexpr uint64_t kAgentCapabilities =
 enum MessageType : uint32_t {
   kExec = 1,       // agent -> init: ExecRequest
   kSignalAll = 2,  // agent -> init: SignalAllRequest
+  kMakeFs = 3,     // agent -> init: MakeFsRequest
   kReady = 16,     // init -> agent: InitReady
   kStarted = 17,   // init -> agent: InitStarted
   kEnded = 18,     // init -> agent: InitEnded
+  kFs = 19,        // init -> agent: InitFs
 };
 
 // How many execs may be running or ended and not yet delivered.
@@ -199,6 +202,12 @@ struct SignalAllRequest {
   int32_t signal = 0;
 };
 
+struct MakeFsRequest {
+  uint32_t type = kMakeFs;
+  uint32_t max_inodes = 0;
+  uint64_t max_bytes = 0;
+};
+
 struct InitReady {
   uint32_t type = kReady;
   uint32_t version = kVersion;
@@ -219,6 +228,11 @@ struct InitEnded {
   uint64_t user_usec = 0;  // of the process and the children it waited for
   uint64_t system_usec = 0;
   uint64_t max_rss_bytes = 0;
+};
+
+struct InitFs {
+  uint32_t type = kFs;
+  int32_t sys_errno = 0;  // 0: one fd comes with it
 };
 
 }  // namespace dsec::spawn::abi
