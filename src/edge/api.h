@@ -30,6 +30,21 @@ class Attachment {
   virtual void Finish() = 0;
 };
 
+// Stands for the reply of one Create until that has reached the client. When every Claim of a sandbox was destroyed without
+// Delivered, nobody knows its id: unless a repeat of the request_id is delivered or an exec or file call comes within the
+// claim grace (60 s), the sandbox is ended with cause "unclaimed". Same threads and life as Attachment.
+class Claim {
+ public:
+  virtual ~Claim() = default;
+  // The reply has been written and the client was still there.
+  virtual void Delivered() = 0;
+};
+
+struct Created {
+  v1::SandboxView view;
+  std::unique_ptr<Claim> claim;  // null when the sandbox has ended
+};
+
 // The node agent as the apiserver sees it. Every call may be made from any shard, resumes on the caller's and is bounded
 // by `deadline`; a call that was abandoned half-way by its deadline is carried to a definite end by the edge.
 //
@@ -49,12 +64,9 @@ class EdgeApi {
   // Answers when the sandbox is RUNNING. A repeat of request_id with the same spec joins the create under way or answers
   // the sandbox that it made, ended or not (`existed`); with another spec kAlreadyExists create.request_id_reused. A name in
   // use by a live sandbox: kAlreadyExists sandbox.name_in_use. No room: kResourceExhausted capacity.<resource>, nothing is
-  // recorded and the same request may be sent again (after RetryAfter). The create goes on when the deadline passes.
-  virtual runtime::Task<v1::SandboxView> Create(v1::CreateRequest request,
-                                                runtime::Deadline deadline) = 0;
-  // The client of Create is gone and the reply was never delivered. Unless a repeat of request_id or an exec or file call
-  // comes within the claim grace (60 s), the sandbox is ended with cause "unclaimed". Never blocks.
-  virtual void AbandonCreate(std::string request_id) = 0;
+  // recorded (see RetryAfter). Deleted while it was being made: kGone. A create that failed leaves an ended record but does
+  // not use up its request_id: the same request may be sent again. It goes on when the deadline of the caller passes.
+  virtual runtime::Task<Created> Create(v1::CreateRequest request, runtime::Deadline deadline) = 0;
 
   // Live and ended; reads are not activity.
   virtual runtime::Task<v1::SandboxView> Get(SandboxId id, runtime::Deadline deadline) = 0;
