@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "base/utf8.h"
+
 namespace dsec::model {
 namespace {
 
@@ -34,29 +36,14 @@ bool Matches(std::string_view text, size_t max, std::string_view also_first,
                      [&](char c) { return IsAlnum(c) || also.find(c) != std::string_view::npos; });
 }
 
-// Strict UTF-8 (no overlong forms, surrogates or values past U+10FFFF), with or without C0, DEL and
-// C1 controls. What is not UTF-8 must not get into a protobuf `string`: the record could be written
-// but not read back.
-bool IsUtf8(std::string_view text, bool controls) {
-  for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    if (lead < 0x80) {
-      if (!controls && (lead < 0x20 || lead == 0x7f)) return false;
-      ++i;
-      continue;
-    }
-    const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    if (lead < 0xc2 || lead > 0xf4 || i + length > text.size()) return false;
-    uint32_t value = lead & (0x7fu >> length);
-    for (size_t k = 1; k < length; ++k) {
-      const auto next = static_cast<unsigned char>(text[i + k]);
-      if ((next & 0xc0) != 0x80) return false;
-      value = (value << 6) | (next & 0x3f);
-    }
-    const uint32_t least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0x80;
-    if (value < least || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return false;
-    if (!controls && value < 0xa0) return false;
-    i += length;
+// UTF-8 without C0, DEL and C1 controls.
+bool IsPlainText(std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = Utf8SequenceLength(text);
+    const auto first = static_cast<unsigned char>(text[0]);
+    if (length == 0 || first < 0x20 || first == 0x7f) return false;
+    if (first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0) return false;
+    text.remove_prefix(length);
   }
   return true;
 }
@@ -312,7 +299,7 @@ Result<void> CheckLabel(std::string_view key, std::string_view value) {
         "key {} must be a letter or digit followed by letters, digits and _./-, at most 63 bytes",
         Quoted(key));
   }
-  if (value.size() > 256 || !IsUtf8(value, false)) {
+  if (value.size() > 256 || !IsPlainText(value)) {
     return Invalid(fmt::format("labels.{}", key), "spec.label",
                    "{} must be UTF-8 text without control characters, at most 256 bytes",
                    Quoted(value));
@@ -347,7 +334,9 @@ Result<void> NormalizeSpec(v1::SandboxSpec& spec, const LimitsPolicy& policy) {
   DSEC_TRY_VOID(CheckEnv(spec.env(), "env"));
   if (spec.workdir().empty()) spec.set_workdir("/");
   DSEC_TRY_VOID(CheckAbsolutePath(spec.workdir(), "workdir"));
-  if (!IsUtf8(spec.workdir(), true)) {
+  // What is not UTF-8 must not get into a protobuf `string`: the record could be written but not
+  // read back.
+  if (!IsUtf8(spec.workdir())) {
     return Invalid("workdir", "spec.path", "{} is not UTF-8", Quoted(spec.workdir()));
   }
   if (spec.user().empty()) spec.set_user("0");
