@@ -8,12 +8,12 @@
 // How the agent starts
 //   It is pid 1 of pid namespace A and root of user namespace A (an otherwise unused uid on the
 //   host), argv {"dsec-aether"}, empty environment, cwd "/", umask 022, all signals default and
-//   unblocked, not dumpable until it execs itself no more (it must call prctl(PR_SET_DUMPABLE, 0)
-//   first thing in main). Its root is an empty read-only tmpfs with its own /proc. It owns the
-//   network namespace of the sandbox (loopback is up). Capabilities: kAgentCapabilities of A,
-//   nothing else. Descriptors: 0 and 1 are /dev/null, 2 is the log (a pipe or /dev/null; a reader
-//   may be gone, ignore SIGPIPE), then AgentFd. Its only child is init; when kInitPidFd becomes
-//   readable the sandbox is over and the agent must exit.
+//   unblocked, leader of a session of its own. Its root is a small read-only tmpfs with a /dev of
+//   the usual nodes and the /proc of A. It is in the network namespace of the sandbox (loopback is
+//   up, any port may be bound). Capabilities: kAgentCapabilities of A, nothing else; the node's
+//   seccomp programs apply. Descriptors: 0 and 1 are /dev/null, 2 is the log (its reader may be
+//   gone: ignore SIGPIPE), then AgentFd. Its only child is init; when kInitPidFd becomes readable
+//   the sandbox is over and the agent must reap it and exit.
 //
 // Identities
 //   The agent numbers ids in A: 0 is itself, u + 1 is uid u of the sandbox, for u in 0..65535; so
@@ -23,9 +23,10 @@
 //
 // Cgroups
 //   kSlotCgroupFd is the slot's v2 directory: `agent/` holds the agent, `code/init/` holds init.
-//   The agent makes one directory code/<name> for each exec, then chowns its cgroup.procs to 1:1
-//   (init, which acts with that identity, clones the child into it), and passes the directory. Only
-//   its own cgroup.kill, cgroup.freeze and cpu.stat are needed afterwards.
+//   The agent makes one directory code/<name> for each exec, chowns its cgroup.procs to 1:1 (init
+//   acts with the identity of the sandbox's root when it clones the child into it) and passes the
+//   directory. Of the rest the agent, as the maker, is the owner: cgroup.kill, cgroup.freeze,
+//   cpu.stat. The code sees its own directory as the root of all cgroups.
 //
 // Channel to init: kInitFd, SOCK_SEQPACKET, one struct a packet, fds by SCM_RIGHTS.
 //   init -> agent   InitReady once after launch, with one fd: O_PATH of the sandbox's root
@@ -52,7 +53,8 @@ enum AgentFd : int {
   kPidsCgroupFd = 7,    // v1 pids directory of the code, O_RDONLY; not open where pids is on v2
   kTokenFd = 8,         // sealed memfd, exactly kTokenBytes: what Hello must carry
   kInitPidFd = 9,       // pidfd of init
-  kCpuCgroupFd = 10,    // v1 cpu directory of the code, O_RDONLY, for its cpu.stat; not open where cpu is on v2
+  kCpuCgroupFd =
+      10,  // v1 cpu directory of the code, O_RDONLY, for its cpu.stat; not open where cpu is on v2
 };
 inline constexpr int kTokenBytes = 32;
 

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "os/syscalls.h"
+#include "os/unique_fd.h"
+#include "spawn/stage/stage.h"
+
+namespace dsec::spawn::stage {
+namespace {
+
+using os::UniqueFd;
+using wire::Step;
+
+// Entries of /proc that tell of the host or reach into it. Hidden: files by /dev/null, directories
+// by an empty read-only one. What a kernel does not have is skipped.
+constexpr const char* kHidden[] = {
+    "acpi",       "asound",        "buddyinfo",   "cmdline",     "config.gz",   "diskstats",
+    "dma",        "driver",        "interrupts",  "iomem",       "ioports",     "kallsyms",
+    "kcore",      "key-users",     "keys",        "kmsg",        "kpagecgroup", "kpagecount",
+    "kpageflags", "latency_stats", "misc",        "modules",     "mtrr",        "pagetypeinfo",
+    "partitions", "pressure",      "sched_debug", "scsi",        "slabinfo",    "softirqs",
+    "swaps",      "sysvipc",       "timer_list",  "timer_stats", "vmallocinfo", "vmstat",
+    "zoneinfo"};
+constexpr const char* kReadOnly[] = {"bus", "fs", "irq", "sys", "sysrq-trigger"};
+
+int SetReadOnly(const char* path) {
+  mount_attr attributes = {};
+  attributes.attr_set =
+      MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+  return ::mount_setattr(AT_FDCWD, path, 0, &attributes, sizeof(attributes)) == 0 ? 0 : -errno;
+}
+
+int HideEntry(const char* path) {
+  struct stat info;
+  if (::stat(path, &info) != 0) return errno == ENOENT ? 0 : -errno;
+  const char* cover = S_ISDIR(info.st_mode) ? kEmptyDir : "/dev/null";
+  return ::mount(cover, path, nullptr, MS_BIND, nullptr) == 0 ? 0 : -errno;
+}
+
+int FreezeEntry(const char* path) {
+  if (::mount(path, path, nullptr, MS_BIND, nullptr) != 0) return errno == ENOENT ? 0 : -errno;
+  return SetReadOnly(path);
+}
+
+// A directory of that name directly below the root. Whatever else the image has there, a link above
+// all, gives way: no code of the sandbox runs yet, and the root is the sandbox's own writable
+// layer.
+int EnsureDirectory(int root, const char* name, mode_t mode) {
+  if (::mkdirat(root, name, mode) == 0) return 0;
+  if (errno != EEXIST) return -errno;
+  struct stat info;
+  if (::fstatat(root, name, &info, AT_SYMLINK_NOFOLLOW) != 0) return -errno;
+  if (S_ISDIR(info.st_mode)) return 0;
+  if (::unlinkat(root, name, 0) != 0) return -errno;
+  return ::mkdirat(root, name, mode) == 0 ? 0 : -errno;
+}
+
+int PrepareDirectories(int root) {
+  int error = EnsureDirectory(root, "proc", 0555);
+  if (error == 0) error = EnsureDirectory(root, "sys", 0555);
+  if (error == 0) error = EnsureDirectory(root, "dev", 0755);
+  if (error != 0) return error;
+  if (::mkdirat(root, "tmp", 0777) == 0) return ::fchmodat(root, "tmp", 01777, 0) == 0 ? 0 : -errno;
+  return errno == EEXIST ? 0 : -errno;
+}
+
+// /etc may be a link within the image; nothing outside of the root and no other mount is ever
+// entered.
+int OpenEtc(int root, UniqueFd* etc) {
+  constexpr uint64_t kResolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV;
+  for (int attempt = 0;; ++attempt) {
+    etc->Reset(os::OpenAt2(root, "etc", O_PATH | O_DIRECTORY | O_CLOEXEC, 0, kResolve));
+    if (etc->valid()) return 0;
+    if (attempt > 0 || (errno != ENOENT && errno != ENOTDIR && errno != ELOOP)) return -errno;
+    int error = EnsureDirectory(root, "etc", 0755);
+    if (error != 0) return error;
+  }
+}
+
+int ReplaceFile(int dir, const char* name, const char* content, size_t size) {
+  // A link of the image is removed, not followed.
+  if (::unlinkat(dir, name, 0) != 0 && errno != ENOENT) return -errno;
+  UniqueFd file(::openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+  if (!file.valid()) return -errno;
+  while (size > 0) {
+    ssize_t n = ::write(file.get(), content, size);
+    if (n < 0) return -errno;
+    content += n;
+    size -= static_cast<size_t>(n);
+  }
+  return 0;
+}
+
+int WriteFiles(int root, const wire::Launch& plan) {
+  char hostname[wire::kMaxHostname + 2];
+  int length = std::snprintf(hostname, sizeof(hostname), "%s\n", plan.hostname);
+  UniqueFd etc;
+  int error = OpenEtc(root, &etc);
+  if (error == 0) error = ReplaceFile(etc.get(), "hostname", hostname, static_cast<size_t>(length));
+  if (error == 0 && plan.hosts_bytes > 0)
+    error = ReplaceFile(etc.get(), "hosts", plan.hosts, plan.hosts_bytes);
+  if (error == 0 && plan.resolv_conf_bytes > 0) {
+    error = ReplaceFile(etc.get(), "resolv.conf", plan.resolv_conf, plan.resolv_conf_bytes);
+  }
+  return error;
+}
+
+int MountShm(int root, const wire::Launch& plan) {
+  char size[24], inodes[24];
+  std::snprintf(size, sizeof(size), "%llu", static_cast<unsigned long long>(plan.shm_bytes));
+  std::snprintf(inodes, sizeof(inodes), "%llu", static_cast<unsigned long long>(plan.shm_inodes));
+  const FsOption options[] = {
+      {"source", "shm"}, {"size", size}, {"nr_inodes", inodes}, {"mode", "1777"}};
+  UniqueFd mount;
+  int error = NewFileSystem("tmpfs", options,
+                            MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, &mount);
+  if (error != 0) return error;
+  return ::move_mount(mount.get(), "", root, "dev/shm", MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
+}
+
+int AttachView(int root, int view, const char* target) {
+  mount_attr attributes = {};
+  attributes.attr_set =
+      MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+  if (::mount_setattr(view, "", AT_EMPTY_PATH, &attributes, sizeof(attributes)) != 0) return -errno;
+  UniqueFd at(os::OpenAt2(root, target, O_PATH | O_CLOEXEC, 0,
+                          RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS));
+  if (!at.valid()) return -errno;
+  constexpr unsigned kEmptyPaths = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
+  return ::move_mount(view, "", at.get(), "", kEmptyPaths) == 0 ? 0 : -errno;
+}
+
+int EnterRoot(int root) {
+  if (::fchdir(root) != 0 || os::PivotRoot(".", ".") != 0 || ::umount2(".", MNT_DETACH) != 0 ||
+      ::chdir("/") != 0) {
+    return -errno;
+  }
+  return 0;
+}
+
+int AttachRoot(int mount, UniqueFd* root) {
+  mount_attr attributes = {};
+  attributes.attr_set = MOUNT_ATTR_NODEV;
+  if (::mount_setattr(mount, "", AT_EMPTY_PATH, &attributes, sizeof(attributes)) != 0)
+    return -errno;
+  if (::move_mount(mount, "", AT_FDCWD, kNewRoot, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
+  root->Reset(::open(kNewRoot, O_PATH | O_DIRECTORY | O_CLOEXEC));
+  return root->valid() ? 0 : -errno;
+}
+
+}  // namespace
+
+int PrepareProc() {
+  UniqueFd proc;
+  int error = NewFileSystem("proc", {}, kProcAttributes, &proc);
+  if (error != 0) return error;
+  if (::move_mount(proc.get(), "", AT_FDCWD, kInitProc, MOVE_MOUNT_F_EMPTY_PATH) != 0)
+    return -errno;
+  char path[64];
+  for (const char* name : kHidden) {
+    std::snprintf(path, sizeof(path), "%s/%s", kInitProc, name);
+    error = HideEntry(path);
+    if (error != 0) return error;
+  }
+  for (const char* name : kReadOnly) {
+    std::snprintf(path, sizeof(path), "%s/%s", kInitProc, name);
+    error = FreezeEntry(path);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+int PrepareDev(int dev_mount) {
+  if (::move_mount(dev_mount, "", AT_FDCWD, kInitDev, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
+  // kernel.pty.max is one number for the whole host; `max` keeps a sandbox from using it up.
+  constexpr FsOption kOptions[] = {
+      {"source", "devpts"}, {"ptmxmode", "0666"}, {"mode", "0620"}, {"gid", "5"}, {"max", "256"}};
+  UniqueFd pts;
+  int error = NewFileSystem("devpts", kOptions, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, &pts);
+  if (error != 0) return error;
+  char path[32];
+  std::snprintf(path, sizeof(path), "%s/pts", kInitDev);
+  return ::move_mount(pts.get(), "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
+}
+
+int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, int* root_out) {
+  UniqueFd root;
+  int error = AttachRoot(fds[0], &root);
+  if (error != 0) return clock.Fail(Step::kRoot, error);
+  clock.Done(Step::kRoot);
+  error = PrepareDirectories(root.get());
+  if (error != 0) return clock.Fail(Step::kDirectories, error);
+  clock.Done(Step::kDirectories);
+  error = WriteFiles(root.get(), plan);
+  if (error != 0) return clock.Fail(Step::kFiles, error);
+  clock.Done(Step::kFiles);
+  // These were made and masked with the slot; they move here with everything that is mounted on
+  // them.
+  if (::move_mount(AT_FDCWD, kInitProc, root.get(), "proc", 0) != 0)
+    return clock.Fail(Step::kProc, -errno);
+  clock.Done(Step::kProc);
+  if (::move_mount(AT_FDCWD, kInitDev, root.get(), "dev", 0) != 0)
+    return clock.Fail(Step::kDev, -errno);
+  clock.Done(Step::kDev);
+  error = MountShm(root.get(), plan);
+  if (error != 0) return clock.Fail(Step::kShm, error);
+  clock.Done(Step::kShm);
+  for (uint32_t i = 0; i < plan.view_count; ++i) {
+    error = AttachView(root.get(), fds[1 + i], plan.views[i]);
+    if (error != 0) return clock.Fail(Step::kViews, error);
+  }
+  clock.Done(Step::kViews);
+  if (::sethostname(plan.hostname, std::strlen(plan.hostname)) != 0)
+    return clock.Fail(Step::kHostname, -errno);
+  clock.Done(Step::kHostname);
+  error = EnterRoot(root.get());
+  if (error != 0) return clock.Fail(Step::kPivot, error);
+  clock.Done(Step::kPivot);
+  *root_out = root.Release();
+  return 0;
+}
+
+}  // namespace dsec::spawn::stage

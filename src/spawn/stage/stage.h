@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The code of dsec-spawner: one single-threaded process and the two stages it forks for a slot.
+// After the first packet nothing here allocates: requests, plans and replies live in static
+// buffers, which every fork has its own copy of. Functions return 0 or -errno.
+
+#include <linux/filter.h>
+#include <sys/mount.h>
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <span>
+
+#include "os/unique_fd.h"
+#include "spawn/wire.h"
+
+namespace dsec::spawn::stage {
+
+// What the spawner has made once and every slot uses.
+struct Shared {
+  int control = -1;      // SEQPACKET to the daemon
+  int agent_image = -1;  // sealed memfd
+  int log = -1;
+  int dev_null = -1;
+  sock_filter* code_filter = nullptr;
+  uint16_t code_filter_length = 0;
+  char* argv0 = nullptr;  // rewritten in init
+  size_t argv0_size = 0;
+};
+
+// Collects the time of each step.
+class StepClock {
+ public:
+  explicit StepClock(wire::Reply* reply) : reply_(reply), last_(Now()) {}
+  void Done(wire::Step step) {
+    uint64_t now = Now();
+    Add({step, static_cast<uint32_t>(now - last_)});
+    last_ = now;
+  }
+  void Restart() { last_ = Now(); }
+  // Appends what another process has measured meanwhile.
+  void Append(const wire::Reply& other) {
+    for (uint32_t i = 0; i < other.step_count && i < wire::kMaxSteps; ++i) Add(other.steps[i]);
+    Restart();
+  }
+  int Fail(wire::Step step, int error) {
+    reply_->failed = step;
+    reply_->sys_errno = -error;
+    return error;
+  }
+  wire::Reply* reply() { return reply_; }
+
+ private:
+  static uint64_t Now() {
+    timespec now;
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000u +
+           static_cast<uint64_t>(now.tv_nsec) / 1000u;
+  }
+  void Add(wire::StepTime time) {
+    if (reply_->step_count < wire::kMaxSteps) reply_->steps[reply_->step_count++] = time;
+  }
+  wire::Reply* reply_;
+  uint64_t last_;
+};
+
+// Layout of the spawner's root, which both stages inherit. All of it is empty or made of device
+// nodes.
+inline constexpr char kNewRoot[] = "/root";        // where the sandbox's root is attached
+inline constexpr char kInitProc[] = "/init-proc";  // where init's /proc waits for it, masked
+inline constexpr char kInitDev[] = "/init-dev";    // where its /dev waits
+inline constexpr char kDevTemplate[] = "/dev";
+inline constexpr char kEmptyDir[] = "/empty";
+
+// template.cc: leaves the host's mounts for a private namespace with only that root and a /proc.
+int EnterPrivateRoot(StepClock& clock);
+
+// files.cc
+struct FsOption {
+  const char* key;
+  const char* value;
+};
+inline constexpr uint64_t kProcAttributes =
+    MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+// A new file system as a detached mount.
+int NewFileSystem(const char* type, std::span<const FsOption> options, uint64_t attributes,
+                  os::UniqueFd* mount);
+// One write into an existing file.
+int WriteExisting(int dirfd, const char* path, const char* data, size_t size);
+// Makes `dst` refer to what `src` does and all of src[0..count) to dst[0..count), whatever numbers
+// they have now.
+int PlaceFds(const int* src, const int* dst, size_t count, bool close_on_exec);
+// 1 when readable or hung up, 0 on timeout.
+int WaitReadable(int fd, uint64_t deadline_usec);
+uint64_t MonotonicUsec();
+
+// slot.cc: makes one slot; on failure all of its processes are gone. `out` receives pidfd, launch
+// socket, user namespace.
+int MakeSlot(const Shared& shared, const wire::Slot& slot, const int* fds, wire::Reply* reply,
+             int out[wire::kSlotReplyFds]);
+
+// init.cc: life of a sandbox's init from its clone on.
+struct InitStart {
+  const Shared* shared = nullptr;
+  int launch = -1;   // SEQPACKET: first the spawner, then the daemon
+  int channel = -1;  // SEQPACKET to the agent
+};
+[[noreturn]] void RunInit(const InitStart& start);
+
+// launch.cc: attaches everything of a launch plan and enters the new root. Returns in *root the
+// O_PATH descriptor of it.
+int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, int* root);
+// Mounts and masks the /proc of init's pid namespace at kInitProc.
+int PrepareProc();
+// Attaches the /dev template and a devpts at kInitDev.
+int PrepareDev(int dev_mount);
+
+// serve.cc: the second half of init's life, after a successful launch.
+struct ServeState {
+  const Shared* shared = nullptr;
+  int channel = -1;
+  int oom_score = -1;  // own oom_score_adj, open for writing
+  uint64_t capabilities = 0;
+};
+[[noreturn]] void Serve(const ServeState& state);
+
+// child.cc: from a fresh clone to the user's program. Never returns.
+struct ExecPlan {
+  const Shared* shared = nullptr;
+  uint64_t capabilities = 0;
+  const int* fds = nullptr;  // as abi::ExecRequest lists them
+  uint32_t fd_count = 0;
+  uint32_t flags = 0;
+  uint32_t extra_fds = 0;
+};
+[[noreturn]] void RunExecChild(const ExecPlan& plan);
+
+// Sets capabilities of the calling thread: permitted = effective = mask, inheritable empty.
+int SetCapabilities(uint64_t mask);
+// Removes from the bounding set all that is not in `keep`.
+int LimitBoundingSet(uint64_t keep);
+
+}  // namespace dsec::spawn::stage

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the daemon, the spawner and its stages say to one another: flat structs of fixed size in
+// native byte order, checked by size, magic and version. Each packet is one struct plus
+// descriptors. Values with strings and vectors are in plan.h. Nothing here allocates.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dsec::spawn::wire {
+
+inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kStartMagic = 0x31534544;   // "DES1"
+inline constexpr uint32_t kSlotMagic = 0x32534544;    // "DES2"
+inline constexpr uint32_t kLaunchMagic = 0x33534544;  // "DES3"
+inline constexpr uint32_t kReplyMagic = 0x34534544;   // "DES4"
+
+// Steps, in the order they are taken. The numbers are local to one build; names leave the process.
+enum class Step : uint32_t {
+  kNone = 0,
+  kRequest,
+  // Start of the spawner.
+  kMountNamespace,
+  kTemplate,
+  kFilters,
+  // Slot.
+  kCloneAgent,
+  kMapAgent,
+  kAgentProc,
+  kNetwork,
+  kCloneInit,
+  kMapInit,
+  kCgroups,
+  kInitProc,
+  kInitDev,
+  kExecAgent,
+  // Launch.
+  kRoot,
+  kDirectories,
+  kFiles,
+  kProc,
+  kDev,
+  kShm,
+  kViews,
+  kHostname,
+  kPivot,
+  kLimits,
+  kHandover,
+};
+
+constexpr const char* StepName(Step step) {
+  switch (step) {
+    case Step::kNone:
+      return "none";
+    case Step::kRequest:
+      return "request";
+    case Step::kMountNamespace:
+      return "mount_namespace";
+    case Step::kTemplate:
+      return "template";
+    case Step::kFilters:
+      return "filters";
+    case Step::kCloneAgent:
+      return "clone_agent";
+    case Step::kMapAgent:
+      return "map_agent";
+    case Step::kAgentProc:
+      return "agent_proc";
+    case Step::kNetwork:
+      return "network";
+    case Step::kCloneInit:
+      return "clone_init";
+    case Step::kMapInit:
+      return "map_init";
+    case Step::kCgroups:
+      return "cgroups";
+    case Step::kInitProc:
+      return "init_proc";
+    case Step::kInitDev:
+      return "init_dev";
+    case Step::kExecAgent:
+      return "exec_agent";
+    case Step::kRoot:
+      return "root";
+    case Step::kDirectories:
+      return "directories";
+    case Step::kFiles:
+      return "files";
+    case Step::kProc:
+      return "proc";
+    case Step::kDev:
+      return "dev";
+    case Step::kShm:
+      return "shm";
+    case Step::kViews:
+      return "views";
+    case Step::kHostname:
+      return "hostname";
+    case Step::kPivot:
+      return "pivot";
+    case Step::kLimits:
+      return "limits";
+    case Step::kHandover:
+      return "handover";
+  }
+  return "unknown";
+}
+
+// Answer to every request: no failed step, or the step and its errno. The steps done, in order,
+// with their time.
+struct StepTime {
+  Step step = Step::kNone;
+  uint32_t usec = 0;
+};
+inline constexpr uint32_t kMaxSteps = 24;
+struct Reply {
+  uint32_t magic = kReplyMagic;
+  uint32_t version = kVersion;
+  Step failed = Step::kNone;
+  int32_t sys_errno = 0;
+  uint32_t step_count = 0;
+  uint32_t reserved = 0;
+  StepTime steps[kMaxSteps] = {};
+};
+
+// Descriptors: agent image (sealed memfd), the three seccomp programs one after another (sealed
+// memfd), log.
+inline constexpr uint32_t kMaxFilterBytes = 32768;
+struct Start {
+  uint32_t magic = kStartMagic;
+  uint32_t version = kVersion;
+  uint32_t allow_bytes = 0;      // installed in the spawner, so shared by all that comes from it
+  uint32_t arguments_bytes = 0;  // likewise
+  uint32_t code_bytes = 0;       // installed in every exec
+  uint32_t reserved = 0;
+};
+inline constexpr size_t kStartFds = 3;
+
+// Descriptors: listening socket, token, v2 directories (slot, agent, code/init), [v1 memory
+// directory], [v1 pids directory], cgroup.procs files of the v1 groups. The answer carries the
+// agent's pidfd, the launch socket and user namespace B.
+inline constexpr uint32_t kIdCount = 65536;
+inline constexpr uint32_t kMaxV1 = 16;
+struct Slot {
+  uint32_t magic = kSlotMagic;
+  uint32_t version = kVersion;
+  uint32_t agent_uid = 0;
+  uint32_t id_base = 0;
+  uint32_t has_memory = 0;
+  uint32_t has_pids = 0;
+  uint32_t v1_count = 0;
+  uint32_t timeout_ms = 0;
+};
+inline constexpr size_t kSlotFixedFds = 5;
+inline constexpr size_t kSlotReplyFds = 3;
+
+// Descriptors: root mount, then one detached mount a view.
+inline constexpr uint32_t kMaxViews = 16;
+inline constexpr uint32_t kMaxTarget = 64;
+inline constexpr uint32_t kMaxHostname = 64;  // __NEW_UTS_LEN
+inline constexpr uint32_t kMaxHosts = 16384;
+inline constexpr uint32_t kMaxResolvConf = 4096;
+inline constexpr uint32_t kMaxRlimits = 16;
+inline constexpr uint32_t kCpuMaskWords = 16;
+struct Rlimit {
+  uint32_t resource = 0;
+  uint32_t reserved = 0;
+  uint64_t soft = 0;
+  uint64_t hard = 0;
+};
+struct Launch {
+  uint32_t magic = kLaunchMagic;
+  uint32_t version = kVersion;
+  uint32_t view_count = 0;
+  uint32_t rlimit_count = 0;
+  uint64_t capabilities = 0;  // bounding set of what runs inside
+  uint64_t shm_bytes = 0;
+  uint64_t shm_inodes = 0;
+  uint64_t cpu_mask[kCpuMaskWords] = {};  // all zero: not restricted
+  Rlimit rlimits[kMaxRlimits] = {};
+  char views[kMaxViews][kMaxTarget] = {};  // absolute paths, NUL-terminated
+  char hostname[kMaxHostname + 1] = {};
+  char padding[7] = {};
+  uint32_t hosts_bytes = 0;        // 0: the image's own file stays
+  uint32_t resolv_conf_bytes = 0;  // likewise
+  char hosts[kMaxHosts] = {};
+  char resolv_conf[kMaxResolvConf] = {};
+};
+
+// Structural checks of the receiving side; what the values may be is Validate()'s to say.
+inline bool WellFormed(const Start& start, size_t size, size_t fds) {
+  return size == sizeof(Start) && start.magic == kStartMagic && start.version == kVersion &&
+         fds == kStartFds && start.allow_bytes <= kMaxFilterBytes &&
+         start.arguments_bytes <= kMaxFilterBytes && start.code_bytes <= kMaxFilterBytes &&
+         start.allow_bytes % 8 == 0 && start.arguments_bytes % 8 == 0 && start.code_bytes % 8 == 0;
+}
+inline bool WellFormed(const Slot& slot, size_t size, size_t fds) {
+  return size == sizeof(Slot) && slot.magic == kSlotMagic && slot.version == kVersion &&
+         slot.has_memory <= 1 && slot.has_pids <= 1 && slot.v1_count <= kMaxV1 &&
+         slot.agent_uid != 0 && slot.id_base != 0 &&
+         fds == kSlotFixedFds + slot.has_memory + slot.has_pids + slot.v1_count;
+}
+inline bool Terminated(const char* text, size_t room) {
+  for (size_t i = 0; i < room; ++i) {
+    if (text[i] == '\0') return true;
+  }
+  return false;
+}
+inline bool WellFormed(const Launch& launch, size_t size, size_t fds) {
+  if (size != sizeof(Launch) || launch.magic != kLaunchMagic || launch.version != kVersion ||
+      launch.view_count > kMaxViews || launch.rlimit_count > kMaxRlimits ||
+      fds != 1 + launch.view_count || launch.hosts_bytes > kMaxHosts ||
+      launch.resolv_conf_bytes > kMaxResolvConf ||
+      !Terminated(launch.hostname, sizeof(launch.hostname))) {
+    return false;
+  }
+  for (uint32_t i = 0; i < launch.view_count; ++i) {
+    if (launch.views[i][0] != '/' || !Terminated(launch.views[i], kMaxTarget)) return false;
+  }
+  return true;
+}
+
+}  // namespace dsec::spawn::wire
