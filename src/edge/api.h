@@ -22,7 +22,8 @@ enum class OnDisconnect {
 
 // One follower of one exec: a client that is connected and reads its output. While any exists and the exec runs, the
 // sandbox is active (idle time does not pass) and, under ttl_waits_for_exec, its TTL waits. Destroying it means that the
-// follower has vanished. Any thread may destroy it; it may outlive the sandbox but not the EdgeApi.
+// follower has vanished. Any thread may destroy it, also while an Exec or Poll that was given it is under way (these read
+// nothing of it once they have first waited); it may outlive the sandbox but not the EdgeApi.
 class Attachment {
  public:
   virtual ~Attachment() = default;
@@ -112,6 +113,7 @@ class EdgeApi {
                                      runtime::Deadline deadline) = 0;
   virtual runtime::Task<void> Resize(SandboxId id, v1::ResizeRequest request,
                                      runtime::Deadline deadline) = 0;
+  // Not activity: the apiserver acknowledges a minute after the exec has ended.
   virtual runtime::Task<void> Ack(SandboxId id, v1::AckRequest request,
                                   runtime::Deadline deadline) = 0;
   virtual runtime::Task<v1::ListExecsReply> ListExecs(SandboxId id, runtime::Deadline deadline) = 0;
