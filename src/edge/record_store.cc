@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "edge/record_store.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "base/fault.h"
+#include "model/lifecycle.h"
 
 namespace dsec::edge {
 namespace {
@@ -10,7 +14,8 @@ constexpr int64_t kSchemaVersion = 1;
 constexpr const char* kSchema =
     // ended_ms is 0 while the sandbox lives.
     "CREATE TABLE IF NOT EXISTS sandboxes("
-    "  id TEXT PRIMARY KEY, request_id TEXT NOT NULL UNIQUE, ended_ms INTEGER NOT NULL, record BLOB NOT NULL"
+    // request_id is NULL when the create failed: it is free again.
+    "  id TEXT PRIMARY KEY, request_id TEXT UNIQUE, ended_ms INTEGER NOT NULL, record BLOB NOT NULL"
     ") WITHOUT ROWID;"
     "CREATE INDEX IF NOT EXISTS sandboxes_ended ON sandboxes(ended_ms);"
     "CREATE TABLE IF NOT EXISTS events("
@@ -90,16 +95,15 @@ Result<void> RecordStore::Save(const v1::SandboxRecord& record, std::span<const 
 Result<void> RecordStore::Write(store::Statement& statement, const v1::SandboxRecord& record,
                                 std::span<const v1::Event> events) {
   const std::string bytes = record.SerializeAsString();
+  DSEC_FAULT_POINT("edge.store.before_write");
   {
     std::lock_guard lock(mutex_);
     DSEC_TRY(auto transaction, store::Transaction::Begin(database_));
     const uint64_t first_seq = next_node_seq_;
     auto write = [&]() -> Result<void> {
-      DSEC_TRY_VOID(statement.Bind(1, record.id())
-                        .Bind(2, record.request_id())
-                        .Bind(3, record.ended_unix_ms())
-                        .BindBlob(4, bytes)
-                        .Run());
+      statement.Bind(1, record.id()).Bind(3, record.ended_unix_ms()).BindBlob(4, bytes);
+      if (record.termination().cause() != model::cause::kCreateFailed) statement.Bind(2, record.request_id());
+      DSEC_TRY_VOID(statement.Run());
       if (database_.Changes() != 1) {
         return Error(Code::kInternal, "store.failed", "the record is not in the store");
       }
@@ -111,6 +115,7 @@ Result<void> RecordStore::Write(store::Statement& statement, const v1::SandboxRe
       return std::move(written).Context("write the record of {}", record.id());
     }
   }
+  DSEC_FAULT_POINT("edge.store.after_write");
   return Ok();
 }
 

@@ -42,6 +42,7 @@ class RecordStore {
   Result<void> AppendNodeEvent(const v1::Event& event);
 
   Result<std::optional<v1::SandboxRecord>> Find(std::string_view id);
+  // Never a record whose create failed.
   Result<std::optional<v1::SandboxRecord>> FindByRequest(std::string_view request_id);
   // Every record that has not ended, in order of id.
   Result<std::vector<v1::SandboxRecord>> Live();

@@ -93,6 +93,19 @@ TEST_F(RecordStoreTest, SecondInsertOfARequest_IsRefusedAndLeavesNothing) {
   EXPECT_THAT(Seqs("", 0), IsEmpty());
 }
 
+TEST_F(RecordStoreTest, FailedCreate_FreesItsRequestId) {
+  auto failed = Record(1);
+  ASSERT_TRUE(store_->Insert(failed, {}).ok());
+  failed.mutable_termination()->set_cause("create_failed");
+  failed.set_ended_unix_ms(5);
+  ASSERT_TRUE(store_->Save(failed, {}).ok());
+  EXPECT_FALSE(store_->FindByRequest("request-1")->has_value());
+  EXPECT_EQ((*store_->Find(failed.id()))->request_id(), "request-1");
+  auto again = Record(2);
+  again.set_request_id("request-1");
+  EXPECT_TRUE(store_->Insert(again, {}).ok());
+}
+
 TEST_F(RecordStoreTest, SaveOfUnknownRecord_Fails) {
   EXPECT_EQ(store_->Save(Record(1), {}).error().reason(), "store.failed");
 }

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "runtime/async_event.h"
+#include "runtime/deadline.h"
+#include "runtime/task.h"
+
+namespace dsec::edge {
+
+// A line in front of something scarce: served in order of arrival, only its head tries. Thread-safe; those who wait stay on
+// their own shards.
+class FairQueue {
+ public:
+  // Takes the thing, or says why not: kResourceExhausted means "wait", any other code ends the wait. Called with the queue's
+  // lock held, on the shard of the one who waits.
+  using Take = std::function<Result<void>()>;
+
+  // One who waits. Made on the shard where Enter will run.
+  class Ticket {
+   public:
+    explicit Ticket(runtime::Executor executor) : executor_(std::move(executor)) {}
+    // Ends the wait with kCancelled "queue.cancelled", now or when it begins. On the ticket's shard.
+    void Cancel();
+
+   private:
+    friend class FairQueue;
+    const runtime::Executor executor_;
+    runtime::AsyncEvent wake_;
+    bool cancelled_ = false;
+  };
+
+  // The head tries again after `retry` at the latest even when nobody pokes: for things whose return nobody announces.
+  FairQueue(std::string_view full_reason, size_t max_waiting, std::chrono::milliseconds retry)
+      : full_reason_(full_reason), max_waiting_(max_waiting), retry_(retry) {}
+
+  // Ok when `take` was. At the deadline the last refusal of `take`; kResourceExhausted with full_reason when too many wait.
+  runtime::Task<void> Enter(std::shared_ptr<Ticket> ticket, Take take, runtime::Deadline deadline);
+  // The thing may be there again. Any thread.
+  void Poke();
+  size_t waiting() const;
+
+ private:
+  class InLine;
+  static void Wake(const std::shared_ptr<Ticket>& ticket);
+  void WakeHeadLocked();
+  Error RefusalLocked() const;
+
+  const std::string_view full_reason_;
+  const size_t max_waiting_;
+  const std::chrono::milliseconds retry_;
+  mutable std::mutex mutex_;
+  std::deque<std::shared_ptr<Ticket>> line_;
+  std::optional<Error> refusal_;  // what the head was told last
+};
+
+}  // namespace dsec::edge
