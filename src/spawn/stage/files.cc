@@ -31,6 +31,13 @@ int NewFileSystem(const char* type, std::span<const FsOption> options, uint64_t 
   return mount->valid() ? 0 : -errno;
 }
 
+void ResetSignals() {
+  // struct sigaction of the kernel: handler, flags, restorer, mask; all zero is SIG_DFL.
+  const uint64_t action[4] = {};
+  for (int signal = 1; signal <= 64; ++signal)
+    ::syscall(SYS_rt_sigaction, signal, action, nullptr, sizeof(uint64_t));
+}
+
 int WriteExisting(int dirfd, const char* path, const char* data, size_t size) {
   int fd = ::openat(dirfd, path, O_WRONLY | O_CLOEXEC);
   if (fd < 0) return -errno;

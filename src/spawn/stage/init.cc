@@ -95,9 +95,14 @@ int HandOver(int root) {
 void RunInit(const InitStart& start) {
   wire::Reply reply;
   StepClock clock(&reply);
-  sigset_t all;
-  ::sigfillset(&all);
-  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  // Signals from inside B to its pid 1 are dropped by the kernel as long as they are not blocked
+  // and have no handler; a blocked one would wait, and real-time ones pile up. Only SIGCHLD is
+  // taken, by descriptor.
+  ResetSignals();
+  sigset_t children;
+  ::sigemptyset(&children);
+  ::sigaddset(&children, SIGCHLD);
+  ::sigprocmask(SIG_SETMASK, &children, nullptr);
   // Opened while /proc is still that of A and its files are still ours; serve.cc explains the use.
   int oom_score = ::open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
   int error = oom_score >= 0 ? KeepOwnFds(start, oom_score) : -errno;

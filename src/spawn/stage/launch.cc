@@ -21,13 +21,13 @@ using wire::Step;
 // Entries of /proc that tell of the host or reach into it. Hidden: files by /dev/null, directories
 // by an empty read-only one. What a kernel does not have is skipped.
 constexpr const char* kHidden[] = {
-    "acpi",       "asound",        "buddyinfo",   "cmdline",     "config.gz",   "diskstats",
-    "dma",        "driver",        "interrupts",  "iomem",       "ioports",     "kallsyms",
-    "kcore",      "key-users",     "keys",        "kmsg",        "kpagecgroup", "kpagecount",
-    "kpageflags", "latency_stats", "misc",        "modules",     "mtrr",        "pagetypeinfo",
-    "partitions", "pressure",      "sched_debug", "scsi",        "slabinfo",    "softirqs",
-    "swaps",      "sysvipc",       "timer_list",  "timer_stats", "vmallocinfo", "vmstat",
-    "zoneinfo"};
+    "acpi",         "asound",     "buddyinfo",     "cgroups",     "cmdline",    "config.gz",
+    "diskstats",    "dma",        "driver",        "interrupts",  "iomem",      "ioports",
+    "kallsyms",     "kcore",      "key-users",     "keys",        "kmsg",       "kpagecgroup",
+    "kpagecount",   "kpageflags", "latency_stats", "misc",        "modules",    "mtrr",
+    "pagetypeinfo", "partitions", "pressure",      "sched_debug", "schedstat",  "scsi",
+    "slabinfo",     "softirqs",   "swaps",         "sysvipc",     "timer_list", "timer_stats",
+    "vmallocinfo",  "vmstat",     "zoneinfo"};
 constexpr const char* kReadOnly[] = {"bus", "fs", "irq", "sys", "sysrq-trigger"};
 
 int SetReadOnly(const char* path) {

@@ -40,6 +40,7 @@ uint32_t runs_top = 0;  // all at or above are free
 // the sandbox.
 constexpr int kOomDistance = 200;
 constexpr int kOomMax = 1000;
+constexpr int kStarvedRetryMs = 20;
 
 void CloseAll(const int* fds, size_t count) {
   for (size_t i = 0; i < count; ++i) ::close(fds[i]);
@@ -63,9 +64,11 @@ class Server {
     int signals = ::signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals < 0) ::_exit(1);
     while (true) {
-      pollfd items[2] = {{state_.channel, static_cast<short>(backlog_ ? POLLOUT : POLLIN), 0},
-                         {signals, POLLIN, 0}};
-      if (::poll(items, 2, -1) < 0 && errno != EINTR) ::_exit(1);
+      // A full queue tells when there is room again; a lack of memory or of descriptors in flight
+      // does not.
+      short wanted = !backlog_ ? POLLIN : starved_ ? 0 : POLLOUT;
+      pollfd items[2] = {{state_.channel, wanted, 0}, {signals, POLLIN, 0}};
+      if (::poll(items, 2, starved_ ? kStarvedRetryMs : -1) < 0 && errno != EINTR) ::_exit(1);
       if (items[1].revents != 0) {
         signalfd_siginfo info[16];
         while (::read(signals, info, sizeof(info)) > 0) {
@@ -200,7 +203,7 @@ class Server {
   }
 
   void Deliver() {
-    backlog_ = false;
+    backlog_ = starved_ = false;
     for (uint32_t i = 0; i < runs_top && !backlog_; ++i) {
       if (runs[i].pid != 0 && (runs[i].ended || runs[i].pidfd > 0)) DeliverRun(runs[i]);
     }
@@ -210,13 +213,14 @@ class Server {
     int error = os::SendPacketRaw(state_.channel, data, size, fds, count, MSG_DONTWAIT);
     if (error == 0) return true;
     if (error == -EPIPE || error == -ECONNRESET) ::_exit(0);
-    // Queue full, or no memory for the packet, or too many descriptors in flight: all of them pass.
     backlog_ = true;
+    starved_ = error != -EAGAIN;
     return false;
   }
 
   ServeState state_;
-  bool backlog_ = false;
+  bool backlog_ = false;  // something waits to be sent
+  bool starved_ = false;  // and what it waits for is not room in the queue
   char own_score_[16] = {};
   char child_score_[16] = {};
   size_t own_length_ = 0;

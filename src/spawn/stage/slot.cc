@@ -110,7 +110,7 @@ int ConfigureNetwork() {
                                 int channel_init, int launch_init) {
   wire::Reply reply;
   StepClock clock(&reply);
-  ::signal(SIGCHLD, SIG_DFL);
+  ResetSignals();
   AwaitGo(sync);
   clock.Restart();
   int error = BecomeRootOfA();

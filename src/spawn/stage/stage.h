@@ -89,6 +89,8 @@ inline constexpr uint64_t kProcAttributes =
 // A new file system as a detached mount.
 int NewFileSystem(const char* type, std::span<const FsOption> options, uint64_t attributes,
                   os::UniqueFd* mount);
+// All signals to their default action, the ones that libc keeps for itself included.
+void ResetSignals();
 // One write into an existing file.
 int WriteExisting(int dirfd, const char* path, const char* data, size_t size);
 // Makes `dst` refer to what `src` does and all of src[0..count) to dst[0..count), whatever numbers
