@@ -5,8 +5,8 @@
 
 namespace dsec {
 
-// The canonical error codes. Each maps to exactly one HTTP status and one retry rule, so that callers may branch on the
-// code alone; the dotted reason in Error names the cause.
+// The canonical error codes. Each maps to exactly one HTTP status and one retry rule, so that
+// callers may branch on the code alone; the dotted reason in Error names the cause.
 enum class Code {
   kInvalidArgument,     // 400: the request can never succeed as written
   kUnauthenticated,     // 401

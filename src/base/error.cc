@@ -8,40 +8,68 @@ namespace dsec {
 
 std::string_view CodeName(Code code) {
   switch (code) {
-    case Code::kInvalidArgument: return "INVALID_ARGUMENT";
-    case Code::kUnauthenticated: return "UNAUTHENTICATED";
-    case Code::kPermissionDenied: return "PERMISSION_DENIED";
-    case Code::kNotFound: return "NOT_FOUND";
-    case Code::kAlreadyExists: return "ALREADY_EXISTS";
-    case Code::kConflict: return "CONFLICT";
-    case Code::kGone: return "GONE";
-    case Code::kPayloadTooLarge: return "PAYLOAD_TOO_LARGE";
-    case Code::kFailedPrecondition: return "FAILED_PRECONDITION";
-    case Code::kResourceExhausted: return "RESOURCE_EXHAUSTED";
-    case Code::kCancelled: return "CANCELLED";
-    case Code::kInternal: return "INTERNAL";
-    case Code::kUnavailable: return "UNAVAILABLE";
-    case Code::kDeadlineExceeded: return "DEADLINE_EXCEEDED";
+    case Code::kInvalidArgument:
+      return "INVALID_ARGUMENT";
+    case Code::kUnauthenticated:
+      return "UNAUTHENTICATED";
+    case Code::kPermissionDenied:
+      return "PERMISSION_DENIED";
+    case Code::kNotFound:
+      return "NOT_FOUND";
+    case Code::kAlreadyExists:
+      return "ALREADY_EXISTS";
+    case Code::kConflict:
+      return "CONFLICT";
+    case Code::kGone:
+      return "GONE";
+    case Code::kPayloadTooLarge:
+      return "PAYLOAD_TOO_LARGE";
+    case Code::kFailedPrecondition:
+      return "FAILED_PRECONDITION";
+    case Code::kResourceExhausted:
+      return "RESOURCE_EXHAUSTED";
+    case Code::kCancelled:
+      return "CANCELLED";
+    case Code::kInternal:
+      return "INTERNAL";
+    case Code::kUnavailable:
+      return "UNAVAILABLE";
+    case Code::kDeadlineExceeded:
+      return "DEADLINE_EXCEEDED";
   }
   return "INTERNAL";
 }
 
 int HttpStatus(Code code) {
   switch (code) {
-    case Code::kInvalidArgument: return 400;
-    case Code::kUnauthenticated: return 401;
-    case Code::kPermissionDenied: return 403;
-    case Code::kNotFound: return 404;
-    case Code::kAlreadyExists: return 409;
-    case Code::kConflict: return 409;
-    case Code::kGone: return 410;
-    case Code::kPayloadTooLarge: return 413;
-    case Code::kFailedPrecondition: return 412;
-    case Code::kResourceExhausted: return 429;
-    case Code::kCancelled: return 499;
-    case Code::kInternal: return 500;
-    case Code::kUnavailable: return 503;
-    case Code::kDeadlineExceeded: return 504;
+    case Code::kInvalidArgument:
+      return 400;
+    case Code::kUnauthenticated:
+      return 401;
+    case Code::kPermissionDenied:
+      return 403;
+    case Code::kNotFound:
+      return 404;
+    case Code::kAlreadyExists:
+      return 409;
+    case Code::kConflict:
+      return 409;
+    case Code::kGone:
+      return 410;
+    case Code::kPayloadTooLarge:
+      return 413;
+    case Code::kFailedPrecondition:
+      return 412;
+    case Code::kResourceExhausted:
+      return 429;
+    case Code::kCancelled:
+      return 499;
+    case Code::kInternal:
+      return 500;
+    case Code::kUnavailable:
+      return 503;
+    case Code::kDeadlineExceeded:
+      return 504;
   }
   return 500;
 }

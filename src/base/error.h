@@ -13,9 +13,10 @@
 
 namespace dsec {
 
-// One failure: canonical code, static dotted reason (metrics and SDK classes key on it), message for people, optional
-// field of the request that is at fault, errno of the failed call (0 if none) and what was being attempted.
-// Copyable, one pointer wide. Not thread-safe while Context() is being added.
+// One failure: canonical code, static dotted reason (metrics and SDK classes key on it), message
+// for people, optional field of the request that is at fault, errno of the failed call (0 if none)
+// and what was being attempted. Copyable, one pointer wide. Not thread-safe while Context() is
+// being added.
 class Error {
  public:
   // `reason` must have static storage (a literal such as "layer.missing").
@@ -26,7 +27,8 @@ class Error {
   Error& operator=(Error&&) noexcept = default;
   ~Error() = default;
 
-  // From errno: maps the common values to codes (ENOENT -> kNotFound, ENOSPC/EMFILE/EAGAIN -> kResourceExhausted, ...).
+  // From errno: maps the common values to codes (ENOENT -> kNotFound, ENOSPC/EMFILE/EAGAIN ->
+  // kResourceExhausted, ...).
   static Error FromErrno(int sys_errno, std::string_view reason, std::string message);
 
   Code code() const { return rep_->code; }

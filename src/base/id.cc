@@ -68,11 +68,11 @@ Result<NodeId> ParseNodeId(std::string_view text) {
 }
 
 Result<OpId> ParseOpId(std::string_view text, std::string_view field) {
-  const bool good = !text.empty() && text.size() <= 128 &&
-                    std::all_of(text.begin(), text.end(), [](char c) {
-                      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-                             (c >= '0' && c <= '9') || c == '_' || c == '.' || c == ':' || c == '-';
-                    });
+  const bool good =
+      !text.empty() && text.size() <= 128 && std::all_of(text.begin(), text.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               c == '_' || c == '.' || c == ':' || c == '-';
+      });
   if (!good) return Invalid(field, "must be 1 to 128 of [A-Za-z0-9_.:-]");
   return OpId(std::string(text));
 }

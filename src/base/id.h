@@ -27,10 +27,11 @@ class StrongId {
 
 using NodeId = StrongId<struct NodeIdTag>;        // [a-z0-9]{1,32}
 using SandboxId = StrongId<struct SandboxIdTag>;  // sb-<node>-<ulid>
-using OpId = StrongId<struct OpIdTag>;            // chosen by the client or by us, 1..128 of [A-Za-z0-9_.:-]
-using LayerId = StrongId<struct LayerIdTag>;      // sha256:<64 hex>
+using OpId = StrongId<struct OpIdTag>;  // chosen by the client or by us, 1..128 of [A-Za-z0-9_.:-]
+using LayerId = StrongId<struct LayerIdTag>;  // sha256:<64 hex>
 
-// 26 characters of Crockford base32, lower case: 48 bits of wall time in ms, 80 random bits (github.com/ulid/spec).
+// 26 characters of Crockford base32, lower case: 48 bits of wall time in ms, 80 random bits
+// (github.com/ulid/spec).
 std::string NewUlid(const Clock& clock);
 
 SandboxId NewSandboxId(const NodeId& node, const Clock& clock);

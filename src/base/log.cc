@@ -24,10 +24,14 @@ constexpr size_t kMaxEvents = 1024;
 
 std::string_view LevelName(Level level) {
   switch (level) {
-    case Level::kDebug: return "debug";
-    case Level::kInfo: return "info";
-    case Level::kWarn: return "warn";
-    case Level::kError: return "error";
+    case Level::kDebug:
+      return "debug";
+    case Level::kInfo:
+      return "info";
+    case Level::kWarn:
+      return "warn";
+    case Level::kError:
+      return "error";
   }
   return "error";
 }
@@ -42,9 +46,9 @@ std::string Timestamp(WallTime time) {
                      millis % 1000);
 }
 
-// Escapes for a JSON string and, in text format, for a quoted value: the same rules, except that a byte that is not
-// UTF-8 becomes U+FFFD in JSON and \xNN in text. Controls of ISO 6429's second set (U+0080..U+009F) are escaped too, because
-// terminals obey them.
+// Escapes for a JSON string and, in text format, for a quoted value: the same rules, except that a
+// byte that is not UTF-8 becomes U+FFFD in JSON and \xNN in text. Controls of ISO 6429's second set
+// (U+0080..U+009F) are escaped too, because terminals obey them.
 void AppendEscaped(std::string& out, std::string_view text, Format format) {
   const size_t cut = text.size() > kMaxValueBytes ? text.size() - kMaxValueBytes : 0;
   text = text.substr(0, kMaxValueBytes);
@@ -76,8 +80,9 @@ void AppendEscaped(std::string& out, std::string_view text, Format format) {
 
 bool NeedsQuotes(std::string_view text) {
   return text.empty() || text.size() > kMaxValueBytes ||
-         !std::all_of(text.begin(), text.end(),
-                      [](char c) { return c > 0x20 && c < 0x7f && c != '"' && c != '\\' && c != '='; });
+         !std::all_of(text.begin(), text.end(), [](char c) {
+           return c > 0x20 && c < 0x7f && c != '"' && c != '\\' && c != '=';
+         });
 }
 
 void AppendText(std::string& out, std::string_view text, Format format) {
@@ -136,8 +141,7 @@ std::string Render(WallTime time, Level level, std::string_view event, Fields fi
 
 class Logger {
  public:
-  Logger() : stderr_(std::make_shared<spdlog::sinks::stderr_sink_st>()),
-             logger_("dsec", stderr_) {
+  Logger() : stderr_(std::make_shared<spdlog::sinks::stderr_sink_st>()), logger_("dsec", stderr_) {
     logger_.set_formatter(std::make_unique<spdlog::pattern_formatter>("%v"));
     logger_.set_level(spdlog::level::trace);
     logger_.flush_on(spdlog::level::trace);
@@ -179,8 +183,7 @@ class Logger {
     }
     Bucket& bucket = found->second;
     const double seconds = std::chrono::duration<double>(now - bucket.refilled).count();
-    bucket.tokens =
-        std::min(double(options_.burst), bucket.tokens + seconds * options_.per_second);
+    bucket.tokens = std::min(double(options_.burst), bucket.tokens + seconds * options_.per_second);
     bucket.refilled = now;
     if (bucket.tokens < 1) {
       ++bucket.suppressed;

@@ -18,9 +18,10 @@
 //
 //   log::Info("sandbox.created", {{"sandbox_id", id}, {"ms", elapsed_ms}});
 //
-// Thread-safe and never throws. Each event name has a token bucket: lines beyond it are dropped and counted, in the
-// metric dsec_log_suppressed_total{event} and in the field `suppressed` of the next line of that event. Values are escaped and cut to
-// 4 KiB, so that hostile bytes can neither forge a line nor reach a terminal. Output of sandboxes never belongs here.
+// Thread-safe and never throws. Each event name has a token bucket: lines beyond it are dropped and
+// counted, in the metric dsec_log_suppressed_total{event} and in the field `suppressed` of the next
+// line of that event. Values are escaped and cut to 4 KiB, so that hostile bytes can neither forge
+// a line nor reach a terminal. Output of sandboxes never belongs here.
 namespace dsec::log {
 
 enum class Level { kDebug, kInfo, kWarn, kError };
@@ -29,13 +30,17 @@ enum class Format { kText, kJson };
 // One value. Text is not copied and must outlive the call; an Error is rendered.
 class Value {
  public:
-  Value(bool value) : value_(value) {}                // NOLINT(google-explicit-constructor)
-  Value(std::string_view value) : value_(value) {}    // NOLINT(google-explicit-constructor)
-  Value(const std::string& value) : value_(std::string_view(value)) {}  // NOLINT(google-explicit-constructor)
-  Value(const char* value) : value_(std::string_view(value)) {}         // NOLINT(google-explicit-constructor)
-  Value(const dsec::Error& error) : value_(error.ToString()) {}               // NOLINT(google-explicit-constructor)
+  Value(bool value) : value_(value) {}              // NOLINT(google-explicit-constructor)
+  Value(std::string_view value) : value_(value) {}  // NOLINT(google-explicit-constructor)
+  Value(const std::string& value)
+      : value_(std::string_view(value)) {}  // NOLINT(google-explicit-constructor)
+  Value(const char* value)
+      : value_(std::string_view(value)) {}  // NOLINT(google-explicit-constructor)
+  Value(const dsec::Error& error)
+      : value_(error.ToString()) {}  // NOLINT(google-explicit-constructor)
   template <typename Tag>
-  Value(const StrongId<Tag>& id) : value_(std::string_view(id.str())) {}  // NOLINT(google-explicit-constructor)
+  Value(const StrongId<Tag>& id)
+      : value_(std::string_view(id.str())) {}  // NOLINT(google-explicit-constructor)
   template <std::signed_integral T>
   Value(T value) : value_(static_cast<int64_t>(value)) {}  // NOLINT(google-explicit-constructor)
   template <std::unsigned_integral T>

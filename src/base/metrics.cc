@@ -22,8 +22,8 @@ bool IsName(std::string_view text, bool colon_allowed) {
   });
 }
 
-// The text inside the braces, which also identifies the series. Invalid UTF-8 becomes U+FFFD; a value is cut to
-// kMaxLabelValue bytes.
+// The text inside the braces, which also identifies the series. Invalid UTF-8 becomes U+FFFD; a
+// value is cut to kMaxLabelValue bytes.
 std::string RenderLabels(Labels labels) {
   std::sort(labels.begin(), labels.end());
   std::string out;
@@ -96,8 +96,8 @@ Histogram::Histogram(std::vector<double> bounds)
 }
 
 void Histogram::Observe(double value) {
-  const size_t index = static_cast<size_t>(
-      std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin());
+  const size_t index = static_cast<size_t>(std::lower_bound(bounds_.begin(), bounds_.end(), value) -
+                                           bounds_.begin());
   counts_[index].fetch_add(1, std::memory_order_relaxed);
   sum_.fetch_add(value, std::memory_order_relaxed);
 }

@@ -35,7 +35,8 @@ class Gauge {
   std::atomic<double> value_ = 0;
 };
 
-// Counts observations in fixed buckets. `bounds` are inclusive upper bounds in ascending order; +Inf is implied.
+// Counts observations in fixed buckets. `bounds` are inclusive upper bounds in ascending order;
+// +Inf is implied.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds);
@@ -54,10 +55,11 @@ class Histogram {
 // Bounds in seconds for things that take from 100 microseconds to a minute.
 std::vector<double> LatencyBounds();
 
-// The metrics of one process or test. Thread-safe. Get* finds or makes a series and is not cheap: callers keep the reference, which
-// lives as long as the registry. A name has one kind, and names and label keys follow the Prometheus rules; both are
-// checked as invariants, since they are literals of this program. Label values may be anything. A family holds at most
-// kMaxSeries series: later label sets share one whose values are all "overflow", so that no caller can exhaust memory.
+// The metrics of one process or test. Thread-safe. Get* finds or makes a series and is not cheap:
+// callers keep the reference, which lives as long as the registry. A name has one kind, and names
+// and label keys follow the Prometheus rules; both are checked as invariants, since they are
+// literals of this program. Label values may be anything. A family holds at most kMaxSeries series:
+// later label sets share one whose values are all "overflow", so that no caller can exhaust memory.
 class Registry {
  public:
   static constexpr size_t kMaxSeries = 1000;
@@ -75,7 +77,8 @@ class Registry {
   Histogram& GetHistogram(std::string_view name, std::string_view help, std::vector<double> bounds,
                           Labels labels = {});
 
-  // Everything in the Prometheus text exposition format 0.0.4, families and series in order of name.
+  // Everything in the Prometheus text exposition format 0.0.4, families and series in order of
+  // name.
   std::string RenderPrometheus() const;
 
  private:

@@ -36,8 +36,12 @@ class LogTest : public ::testing::Test {
 };
 
 TEST_F(LogTest, Text_QuotesWhatNeedsIt) {
-  log::Info("a.b", {{"id", SandboxId("sb-1")}, {"n", -3}, {"big", UINT64_MAX}, {"ok", true},
-                    {"s", "two words"}, {"ratio", 0.5}});
+  log::Info("a.b", {{"id", SandboxId("sb-1")},
+                    {"n", -3},
+                    {"big", UINT64_MAX},
+                    {"ok", true},
+                    {"s", "two words"},
+                    {"ratio", 0.5}});
   ASSERT_EQ(lines_.size(), 1u);
   EXPECT_THAT(lines_[0], EndsWith("Z info  a.b id=sb-1 n=-3 big=18446744073709551615 ok=true "
                                   "s=\"two words\" ratio=0.5"));
@@ -68,8 +72,8 @@ TEST_F(LogTest, LongValue_IsCutWithItsLength) {
 }
 
 TEST_F(LogTest, Flood_IsLimitedPerEventAndCounted) {
-  metrics::Counter& counter = metrics::Registry::Global().GetCounter(
-      "dsec_log_suppressed_total", "", {{"event", "flood"}});
+  metrics::Counter& counter =
+      metrics::Registry::Global().GetCounter("dsec_log_suppressed_total", "", {{"event", "flood"}});
   const uint64_t before = counter.value();
   for (int i = 0; i < 10; ++i) log::Warn("flood");
   log::Warn("other");
@@ -102,7 +106,8 @@ TEST(Metrics, Render_FollowsTheTextFormat) {
   metrics::Registry registry;
   registry.GetCounter("b_total", "Two\nlines \\.", {{"z", "1"}, {"a", "q\"\\\n\xff"}}).Add(3);
   registry.GetGauge("a_bytes", "Size.").Set(1.5);
-  metrics::Histogram& histogram = registry.GetHistogram("c_seconds", "Time.", {0.1, 1}, {{"k", "v"}});
+  metrics::Histogram& histogram =
+      registry.GetHistogram("c_seconds", "Time.", {0.1, 1}, {{"k", "v"}});
   histogram.Observe(0.1);
   histogram.Observe(0.5);
   histogram.Observe(7);
@@ -220,8 +225,8 @@ TEST_F(FaultTest, BadSpec_IsRefusedWhole) {
 
 TEST(Utf8, OnlyShortestFormsOfScalarValues_Pass) {
   EXPECT_TRUE(IsUtf8("a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"));
-  for (const char* bad : {"\x80", "\xc0\xaf", "\xc3", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80",
-                          "\xf5\x80\x80\x80", "\xf0\x80\x80\x80"}) {
+  for (const char* bad : {"\x80", "\xc0\xaf", "\xc3", "\xe0\x80\xaf", "\xed\xa0\x80",
+                          "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xf0\x80\x80\x80"}) {
     EXPECT_FALSE(IsUtf8(bad));
   }
 }

@@ -17,7 +17,8 @@ class [[nodiscard]] Result {
  public:
   using value_type = T;
 
-  Result(Error error) : value_(tl::unexpect, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  Result(Error error)
+      : value_(tl::unexpect, std::move(error)) {}  // NOLINT(google-explicit-constructor)
   template <typename U = T>
     requires(std::constructible_from<T, U &&> && !std::same_as<std::remove_cvref_t<U>, Error> &&
              !std::same_as<std::remove_cvref_t<U>, Result>)
@@ -57,7 +58,8 @@ class [[nodiscard]] Result<void> {
   using value_type = void;
 
   Result() = default;
-  Result(Error error) : value_(tl::unexpect, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  Result(Error error)
+      : value_(tl::unexpect, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const { return value_.has_value(); }
   explicit operator bool() const { return ok(); }
@@ -84,18 +86,21 @@ inline Result<void> Ok() { return {}; }
 #define DSEC_CONCAT_INNER(a, b) a##b
 #define DSEC_CONCAT(a, b) DSEC_CONCAT_INNER(a, b)
 
-// DSEC_TRY(auto value, Function(...)): declares or assigns `value`, or returns the error from this function.
-#define DSEC_TRY(declaration, ...) DSEC_TRY_IMPL(DSEC_CONCAT(dsec_try_, __LINE__), return, declaration, __VA_ARGS__)
+// DSEC_TRY(auto value, Function(...)): declares or assigns `value`, or returns the error from this
+// function.
+#define DSEC_TRY(declaration, ...) \
+  DSEC_TRY_IMPL(DSEC_CONCAT(dsec_try_, __LINE__), return, declaration, __VA_ARGS__)
 // DSEC_TRY_VOID(Function(...)): the same for Result<void> or an unneeded value.
 #define DSEC_TRY_VOID(...) DSEC_TRY_VOID_IMPL(DSEC_CONCAT(dsec_try_, __LINE__), return, __VA_ARGS__)
 // The same inside a coroutine; the operand of co_await must be a plain call or a named object.
 #define DSEC_CO_TRY(declaration, ...) \
   DSEC_TRY_IMPL(DSEC_CONCAT(dsec_try_, __LINE__), co_return, declaration, __VA_ARGS__)
-#define DSEC_CO_TRY_VOID(...) DSEC_TRY_VOID_IMPL(DSEC_CONCAT(dsec_try_, __LINE__), co_return, __VA_ARGS__)
+#define DSEC_CO_TRY_VOID(...) \
+  DSEC_TRY_VOID_IMPL(DSEC_CONCAT(dsec_try_, __LINE__), co_return, __VA_ARGS__)
 
-#define DSEC_TRY_IMPL(temporary, leave, declaration, ...)    \
-  auto temporary = __VA_ARGS__;                              \
-  if (!temporary.ok()) leave std::move(temporary).error();   \
+#define DSEC_TRY_IMPL(temporary, leave, declaration, ...)  \
+  auto temporary = __VA_ARGS__;                            \
+  if (!temporary.ok()) leave std::move(temporary).error(); \
   declaration = std::move(temporary).value()
-#define DSEC_TRY_VOID_IMPL(temporary, leave, ...)            \
+#define DSEC_TRY_VOID_IMPL(temporary, leave, ...) \
   if (auto temporary = __VA_ARGS__; !temporary.ok()) leave std::move(temporary).error()

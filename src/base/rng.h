@@ -7,9 +7,9 @@
 
 namespace dsec {
 
-// Deterministic generator (xoshiro256**, public domain algorithm by Blackman and Vigna). The same seed gives the same
-// sequence on every platform and library; the standard's distributions and shuffle do not. Not for secrets. Not
-// thread-safe.
+// Deterministic generator (xoshiro256**, public domain algorithm by Blackman and Vigna). The same
+// seed gives the same sequence on every platform and library; the standard's distributions and
+// shuffle do not. Not for secrets. Not thread-safe.
 class Rng {
  public:
   explicit Rng(uint64_t seed);

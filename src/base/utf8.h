@@ -6,8 +6,9 @@
 
 namespace dsec {
 
-// Length of the well-formed UTF-8 sequence at the front of `text` (Unicode 15, table 3-7: no overlong forms, no surrogates,
-// nothing above U+10FFFF); 0 when the front is malformed or `text` is empty.
+// Length of the well-formed UTF-8 sequence at the front of `text` (Unicode 15, table 3-7: no
+// overlong forms, no surrogates, nothing above U+10FFFF); 0 when the front is malformed or `text`
+// is empty.
 constexpr size_t Utf8SequenceLength(std::string_view text) {
   if (text.empty()) return 0;
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
