@@ -17,14 +17,16 @@
 
 namespace dsec::sandbox {
 
-// Saves a changed record. The backend calls it before it makes each thing on the host, so that after kill -9 the record
-// names everything that may exist. Returns once the record would survive the death of this process.
+// Saves a changed record. The backend calls it before it makes each thing on the host, so that
+// after kill -9 the record names everything that may exist. Returns once the record would survive
+// the death of this process.
 using Journal = std::function<Result<void>(const v1::SandboxRecord&)>;
 
 // How an agent was found to have ended.
 struct AgentEnd {
-  bool oom = false;          // the sandbox's memory limit killed processes and init or entrypoint was among them
-  std::string message;       // for the termination record
+  bool oom =
+      false;  // the sandbox's memory limit killed processes and init or entrypoint was among them
+  std::string message;  // for the termination record
 };
 
 // One running sandbox. Lives on the shard that created it; all calls from that shard.
@@ -33,7 +35,8 @@ class Instance {
   virtual ~Instance() = default;
   // The channel to aether; null once it has closed.
   virtual std::shared_ptr<rpc::Channel> agent() = 0;
-  // Completes when the agent's process has ended or its channel is closed for good. At most one waiter.
+  // Completes when the agent's process has ended or its channel is closed for good. At most one
+  // waiter.
   virtual runtime::Task<AgentEnd> WaitEnd() = 0;
   // Figures from cgroups and scratch; at most some milliseconds, never blocks the shard.
   virtual runtime::Task<v1::Usage> ReadUsage() = 0;
@@ -46,22 +49,26 @@ class Backend {
   virtual std::string_view name() const = 0;
   // What was probed on this host, for doctor and placement.
   virtual std::vector<v1::Capability> Capabilities() const = 0;
-  // Fills defaults into `spec` and refuses what is malformed (kInvalidArgument with the field) or cannot be enforced here
-  // (kFailedPrecondition, "limit.unenforceable"). Pure.
+  // Fills defaults into `spec` and refuses what is malformed (kInvalidArgument with the field) or
+  // cannot be enforced here (kFailedPrecondition, "limit.unenforceable"). Pure.
   virtual Result<void> Normalize(v1::SandboxSpec& spec) const = 0;
-  // Makes the sandbox that `record` describes and returns when its agent has answered Hello. Fills the host fields and
-  // phases of `record` and journals before each host change. On failure everything made is gone or left to Destroy.
-  virtual runtime::Task<std::shared_ptr<Instance>> Create(v1::SandboxRecord& record, Journal journal,
+  // Makes the sandbox that `record` describes and returns when its agent has answered Hello. Fills
+  // the host fields and phases of `record` and journals before each host change. On failure
+  // everything made is gone or left to Destroy.
+  virtual runtime::Task<std::shared_ptr<Instance>> Create(v1::SandboxRecord& record,
+                                                          Journal journal,
                                                           runtime::Deadline deadline) = 0;
-  // Takes over a sandbox of an earlier process: verifies pid, start time and boot id, connects, says Hello.
-  // kGone when it is not alive any more.
+  // Takes over a sandbox of an earlier process: verifies pid, start time and boot id, connects,
+  // says Hello. kGone when it is not alive any more.
   virtual runtime::Task<std::shared_ptr<Instance>> Adopt(const v1::SandboxRecord& record,
                                                          runtime::Deadline deadline) = 0;
-  // Removes everything on the host that `record` names: processes, cgroups, mounts, scratch, socket, slot. Idempotent, works
-  // without an Instance, bounded by the deadline: kDeadlineExceeded "sandbox.stuck" when something would not die (the
-  // caller keeps the record and tries again).
-  virtual runtime::Task<void> Destroy(const v1::SandboxRecord& record, runtime::Deadline deadline) = 0;
-  // Finds host things of this node that no record in `live` owns, removes them and returns one line for each.
+  // Removes everything on the host that `record` names: processes, cgroups, mounts, scratch,
+  // socket, slot. Idempotent, works without an Instance, bounded by the deadline: kDeadlineExceeded
+  // "sandbox.stuck" when something would not die (the caller keeps the record and tries again).
+  virtual runtime::Task<void> Destroy(const v1::SandboxRecord& record,
+                                      runtime::Deadline deadline) = 0;
+  // Finds host things of this node that no record in `live` owns, removes them and returns one line
+  // for each.
   virtual runtime::Task<std::vector<std::string>> Sweep(const std::vector<v1::SandboxRecord>& live,
                                                         runtime::Deadline deadline) = 0;
 };
