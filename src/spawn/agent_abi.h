@@ -8,7 +8,7 @@
 // How the agent starts
 //   It is pid 1 of pid namespace A and root of user namespace A (an otherwise unused uid on the
 //   host), argv {"dsec-aether"}, empty environment, cwd "/", umask 022, all signals default and
-//   unblocked, leader of a session of its own. Its root is a small read-only tmpfs with a /dev of
+//   unblocked, in a session without a terminal. Its root is a small read-only tmpfs with a /dev of
 //   the usual nodes and the /proc of A. It is in the network namespace of the sandbox (loopback is
 //   up, any port may be bound). Capabilities: kAgentCapabilities of A, nothing else; the node's
 //   seccomp programs apply. Descriptors: 0 and 1 are /dev/null, 2 is the log (its reader may be

@@ -159,6 +159,11 @@ TEST_F(Isolation, Devices_UsualOnesOwnedByRoot) {
   EXPECT_EQ(sandbox_->Guest({"write", "/dev/file", "x"})->out, "EROFS\n");
 }
 
+TEST_F(Isolation, Terminals_BoundedForEachSandbox) {
+  ASSERT_NE(Launched(), nullptr);
+  EXPECT_EQ(sandbox_->Guest({"terminals"})->out, "256 ENOSPC\n");
+}
+
 TEST_F(Isolation, DeviceNodeOfTheImage_NotOpened) {
   ASSERT_NE(Slot(), nullptr);
   auto root = sandbox_->NewRoot().value();

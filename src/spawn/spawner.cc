@@ -128,6 +128,8 @@ Result<void> Spawner::StartProcess(Deadline deadline) {
   if (error != 0)
     return Error::FromErrno(error, "spawn.start_failed",
                             fmt::format("start {}", options_.spawner_path));
+  // It is our child and not waited for: the number cannot have passed to another process.
+  DSEC_TRY(process_, os::PidFd::Open(pid).Context("the spawner just started"));
   pid_ = pid;
   control_ = std::move(sockets.first);
   sockets.second.Reset();
@@ -153,16 +155,16 @@ Result<void> Spawner::StartProcess(Deadline deadline) {
 
 void Spawner::EndProcess() {
   control_.Reset();
-  if (pid_ == 0) return;
-  ::kill(pid_, SIGKILL);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
   pid_ = 0;
-}
-
-pid_t Spawner::pid() const {
-  std::lock_guard lock(mutex_);
-  return pid_;
+  if (!process_.valid()) return;
+  auto killed = process_.Signal(SIGKILL);
+  if (killed.ok()) {
+    siginfo_t info;
+    while (::waitid(P_PIDFD, static_cast<id_t>(process_.fd()), &info, WEXITED) < 0 &&
+           errno == EINTR) {
+    }
+  }
+  process_ = os::PidFd();
 }
 
 Result<SlotProcess> Spawner::MakeSlot(const SlotPlan& plan, Deadline deadline) {

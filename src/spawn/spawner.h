@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -57,7 +58,8 @@ class Spawner {
   // again).
   Result<SlotProcess> MakeSlot(const SlotPlan& plan, runtime::Deadline deadline);
 
-  pid_t pid() const;
+  // Of the process last started; 0 when it is known to have ended.
+  pid_t pid() const { return pid_.load(); }
 
  private:
   Spawner(SpawnerOptions options, os::UniqueFd agent_image, os::UniqueFd log,
@@ -70,9 +72,10 @@ class Spawner {
   const os::UniqueFd agent_image_;
   const os::UniqueFd log_;
   const SeccompFilters filters_;
-  mutable std::timed_mutex mutex_;
+  std::timed_mutex mutex_;
   os::UniqueFd control_;  // invalid: no process
-  pid_t pid_ = 0;
+  os::PidFd process_;
+  std::atomic<pid_t> pid_ = 0;
 };
 
 struct LaunchReport {

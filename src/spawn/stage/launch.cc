@@ -217,8 +217,11 @@ int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, in
     if (error != 0) return clock.Fail(Step::kViews, error);
   }
   clock.Done(Step::kViews);
-  if (::sethostname(plan.hostname, std::strlen(plan.hostname)) != 0)
+  constexpr char kNoDomain[] = "(none)";  // the kernel's own default
+  if (::sethostname(plan.hostname, std::strlen(plan.hostname)) != 0 ||
+      ::setdomainname(kNoDomain, sizeof(kNoDomain) - 1) != 0) {
     return clock.Fail(Step::kHostname, -errno);
+  }
   clock.Done(Step::kHostname);
   error = EnterRoot(root.get());
   if (error != 0) return clock.Fail(Step::kPivot, error);

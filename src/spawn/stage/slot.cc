@@ -28,7 +28,9 @@ namespace {
 using os::UniqueFd;
 using wire::Step;
 
-// How long the processes of a failed slot may take to be gone.
+// How long the processes of a failed slot may take to be gone. Killed they are in any case; one
+// that the kernel holds longer shows to the caller as a cgroup directory that cannot be removed
+// yet.
 constexpr uint64_t kReapUsec = 5'000'000;
 
 struct SlotFds {
@@ -80,7 +82,8 @@ int BecomeRootOfA() {
   // The change of ids has closed our /proc files to ourselves; init's maps are written through
   // them. Nothing that could abuse it is in A yet.
   if (::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) != 0) return -errno;
-  ::setsid();
+  // It stays in the spawner's session, which has no terminal: setsid(2) makes a scheduling group
+  // (autogroup), behind which the caller queues anew, a whole tick on a busy host.
   ::umask(022);
   return 0;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
+#include <linux/keyctl.h>
 #include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -50,6 +51,14 @@ int LoadFilters(const wire::Start& start, int file, Shared& shared) {
   return error != 0 ? error : InstallProgram(filters + start.allow_bytes, start.arguments_bytes);
 }
 
+// Everything below inherits the session keyring, and this one would be that of whoever started the
+// daemon. An empty one instead; nothing inside can make keys, so all can share it. ENOSYS: a kernel
+// without keys.
+int LeaveKeyring() {
+  long joined = ::syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, nullptr);
+  return joined >= 0 || errno == ENOSYS ? 0 : -errno;
+}
+
 int HandleStart(const wire::Start& start, const int* fds, StepClock& clock, Shared& shared) {
   int error = EnterPrivateRoot(clock);
   if (error != 0) return error;
@@ -57,7 +66,8 @@ int HandleStart(const wire::Start& start, const int* fds, StepClock& clock, Shar
   shared.log = fds[2];
   shared.dev_null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (shared.dev_null < 0) return clock.Fail(Step::kTemplate, -errno);
-  error = LoadFilters(start, fds[1], shared);
+  error = LeaveKeyring();
+  if (error == 0) error = LoadFilters(start, fds[1], shared);
   ::close(fds[1]);
   if (error != 0) return clock.Fail(Step::kFilters, error);
   clock.Done(Step::kFilters);

@@ -262,6 +262,14 @@ int Terminal() {
   return 0;
 }
 
+// How many terminals this sandbox can have.
+int Terminals() {
+  int count = 0;
+  while (::open("/dev/ptmx", O_RDWR | O_NOCTTY) >= 0) ++count;
+  std::printf("%d %s\n", count, strerrorname_np(errno));
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -281,6 +289,7 @@ int main(int argc, char** argv) {
   if (is("forkbomb")) return ForkBomb();
   if (is("serve")) return Serve(number(2));
   if (is("tty")) return Terminal();
+  if (is("terminals")) return Terminals();
   if (is("pause")) {
     std::printf("ready\n");
     std::fflush(stdout);
