@@ -40,7 +40,8 @@ class RpcTest : public testing::Test {
     });
     server_->Register("t", "hang", [this](std::string, CallContext context) -> Task<std::string> {
       saw_deadline_ = !context.deadline.never();
-      auto waited = co_await runtime::SleepUntil(context.deadline.Sooner(Soon()));
+      auto waited =
+          co_await runtime::SleepUntil(context.deadline.Sooner(Deadline::After(seconds(1))));
       if (!waited.ok()) co_return std::move(waited).error();
       co_return std::string("late");
     });
