@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// layer build, ls, show, rm. They work on the layer store itself, with or without a running node.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "image/layer_store.h"
+
+namespace dsec::cli {
+namespace {
+
+using image::LayerInfo;
+using nlohmann::json;
+
+constexpr char kDefaultStateDir[] = "/var/lib/dsec";
+constexpr size_t kShownIdLength = 19;  // "sha256:" and the 12 digits that `layer` commands accept
+
+std::atomic<bool> interrupted = false;
+
+// The first Ctrl-C or SIGTERM ends the build in order, a second one at once.
+void CatchInterrupts() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { interrupted = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+struct BuildFlags {
+  std::string kind, name, dir, tar, oci, docker, ref, max_size;
+  std::vector<std::string> labels;
+  uint64_t max_entries = 0;
+};
+
+struct LayerFlags {
+  std::string root, kind, prefix;
+  std::string state_dir = kDefaultStateDir;
+  std::vector<std::string> labels, refs;
+  BuildFlags build;
+};
+
+Result<std::unique_ptr<image::LayerStore>> OpenStore(const LayerFlags& flags) {
+  return image::LayerStore::Open(flags.root.empty() ? flags.state_dir + "/layers" : flags.root);
+}
+
+Result<std::map<std::string, std::string>> Labels(const std::vector<std::string>& words) {
+  std::map<std::string, std::string> labels;
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      return Error(Code::kInvalidArgument, "cli.value",
+                   fmt::format("--label: {} is not KEY=VALUE", word));
+    }
+    labels[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  return labels;
+}
+
+// The object that GET /v1/layers/{ref} gives.
+json ToJson(const LayerInfo& layer) {
+  json object = {{"id", layer.id.str()},
+                 {"kind", image::KindName(layer.kind)},
+                 {"names", layer.names},
+                 {"meta_bytes", layer.meta_bytes},
+                 {"blob_bytes", layer.blob_bytes},
+                 {"entries", layer.entries},
+                 {"content_bytes", layer.content_bytes},
+                 {"created_unix_ms", layer.created_unix_ms},
+                 {"source", layer.source},
+                 {"labels", layer.labels}};
+  if (!layer.config.empty()) {
+    object["config"] = {{"env", layer.config.env},
+                        {"workdir", layer.config.workdir},
+                        {"user", layer.config.user},
+                        {"entrypoint", layer.config.entrypoint},
+                        {"cmd", layer.config.cmd}};
+  }
+  return object;
+}
+
+void PrintJson(const json& value) {
+  std::puts(value.dump(2, ' ', false, json::error_handler_t::replace).c_str());
+}
+
+std::string Join(const std::vector<std::string>& words, std::string_view between) {
+  return fmt::format("{}", fmt::join(words, between));
+}
+
+// One line that is written over and over; nothing when stderr is no terminal.
+class ProgressLine {
+ public:
+  explicit ProgressLine(bool wanted) : shown_(wanted && ::isatty(STDERR_FILENO) == 1) {}
+  ~ProgressLine() { Clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void Show(const image::Progress& progress) {
+    if (!shown_) return;
+    const char* phase = progress.phase == image::Progress::Phase::kUnpack  ? "unpacking"
+                        : progress.phase == image::Progress::Phase::kWrite ? "writing the image"
+                                                                           : "publishing";
+    std::string text =
+        fmt::format("{}: {} entries, {}", phase, progress.entries, ShowSize(progress.bytes));
+    if (progress.total_bytes > 0 && progress.bytes <= progress.total_bytes) {
+      text += fmt::format(" of {} ({}%)", ShowSize(progress.total_bytes),
+                          progress.bytes * 100 / progress.total_bytes);
+    }
+    std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
+    std::fflush(stderr);
+    dirty_ = true;
+  }
+
+  void Clear() {
+    if (!dirty_) return;
+    std::fputs("\r\x1b[K", stderr);
+    std::fflush(stderr);
+    dirty_ = false;
+  }
+
+ private:
+  bool shown_;
+  bool dirty_ = false;
+};
+
+Result<image::BuildRequest> ToRequest(const BuildFlags& flags) {
+  image::BuildRequest request;
+  DSEC_TRY(request.kind, image::ParseKind(flags.kind));
+  request.name = flags.name;
+  request.ref = flags.ref;
+  DSEC_TRY(request.labels, Labels(flags.labels));
+  int sources = 0;
+  const auto take = [&](const std::string& path, image::SourceKind kind) {
+    if (path.empty()) return;
+    ++sources;
+    request.path = path;
+    request.source = kind;
+  };
+  take(flags.dir, image::SourceKind::kDirectory);
+  take(flags.tar, image::SourceKind::kTar);
+  take(flags.oci, image::SourceKind::kOciLayout);
+  take(flags.docker, image::SourceKind::kDockerArchive);
+  if (sources != 1) {
+    return Error(Code::kInvalidArgument, "cli.value",
+                 "give exactly one of --from-dir, --from-tar, --from-oci, --from-docker-archive");
+  }
+  if (!flags.max_size.empty()) {
+    DSEC_TRY(request.limits.max_bytes, ParseSize(flags.max_size, "--max-size"));
+  }
+  if (flags.max_entries > 0) request.limits.max_entries = flags.max_entries;
+  return request;
+}
+
+Result<void> Build(const LayerFlags& flags, bool as_json) {
+  DSEC_TRY(const image::BuildRequest request, ToRequest(flags.build));
+  DSEC_TRY(const auto store, OpenStore(flags));
+  CatchInterrupts();
+  ProgressLine line(!as_json);
+  auto built = store->Build(request, [&](const image::Progress& progress) {
+    line.Show(progress);
+    return !interrupted;
+  });
+  line.Clear();
+  if (!built.ok()) return std::move(built).error();
+  for (const std::string& warning : built->warnings) {
+    std::fprintf(stderr, "dsec: warning: %s\n", warning.c_str());
+  }
+  if (built->warning_count > built->warnings.size()) {
+    std::fprintf(stderr, "dsec: warning: and %llu more\n",
+                 static_cast<unsigned long long>(built->warning_count - built->warnings.size()));
+  }
+  const LayerInfo& layer = built->layer;
+  if (as_json) {
+    json object = ToJson(layer);
+    object["existed"] = built->existed;
+    object["warnings"] = built->warnings;
+    object["warning_count"] = built->warning_count;
+    object["unpack_ms"] = built->unpack_ms;
+    object["write_ms"] = built->write_ms;
+    object["publish_ms"] = built->publish_ms;
+    PrintJson(object);
+    return Ok();
+  }
+  const uint64_t millis = built->unpack_ms + built->write_ms + built->publish_ms;
+  std::printf("%s\n", layer.id.str().c_str());
+  std::fprintf(stderr, "%s %s%s%s: %llu entries, %s of content, %s stored, %.1f s\n",
+               built->existed ? "same as the existing" : "built",
+               std::string(image::KindName(layer.kind)).c_str(), request.name.empty() ? "" : " ",
+               request.name.c_str(), static_cast<unsigned long long>(layer.entries),
+               ShowSize(layer.content_bytes).c_str(),
+               ShowSize(layer.meta_bytes + layer.blob_bytes).c_str(),
+               static_cast<double>(millis) / 1000);
+  return Ok();
+}
+
+Result<void> List(const LayerFlags& flags, bool as_json) {
+  image::ListFilter filter;
+  if (!flags.kind.empty()) {
+    DSEC_TRY(filter.kind, image::ParseKind(flags.kind));
+  }
+  filter.prefix = flags.prefix;
+  DSEC_TRY(filter.labels, Labels(flags.labels));
+  DSEC_TRY(const auto store, OpenStore(flags));
+  DSEC_TRY(auto layers, store->List(filter));
+  if (as_json) {
+    json list = json::array();
+    for (const LayerInfo& layer : layers) list.push_back(ToJson(layer));
+    PrintJson({{"layers", std::move(list)}});
+    return Ok();
+  }
+  std::ranges::sort(layers, [](const LayerInfo& a, const LayerInfo& b) {
+    if (a.names.empty() != b.names.empty()) return b.names.empty();
+    return std::tie(a.names, a.id) < std::tie(b.names, b.id);
+  });
+  std::vector<std::vector<std::string>> rows;
+  const int64_t now = UnixMillis(Clock::System().Wall());
+  for (const LayerInfo& layer : layers) {
+    rows.push_back({layer.names.empty() ? "-" : Join(layer.names, ","),
+                    std::string(image::KindName(layer.kind)),
+                    layer.id.str().substr(0, kShownIdLength), std::to_string(layer.entries),
+                    ShowSize(layer.meta_bytes + layer.blob_bytes),
+                    ShowAge(now - layer.created_unix_ms)});
+  }
+  std::fputs(Table({"NAME", "KIND", "ID", "ENTRIES", "SIZE", "AGE"}, rows).c_str(), stdout);
+  return Ok();
+}
+
+Result<void> Show(const LayerFlags& flags, bool as_json) {
+  DSEC_TRY(const auto store, OpenStore(flags));
+  DSEC_TRY(const LayerInfo layer, store->Find(flags.refs.front()));
+  if (as_json) {
+    PrintJson(ToJson(layer));
+    return Ok();
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"id", layer.id.str()},
+      {"kind", std::string(image::KindName(layer.kind))},
+      {"names", Join(layer.names, ", ")},
+      {"entries", std::to_string(layer.entries)},
+      {"content", ShowSize(layer.content_bytes)},
+      {"metadata", ShowSize(layer.meta_bytes)},
+      {"data", ShowSize(layer.blob_bytes)},
+      {"age", ShowAge(UnixMillis(Clock::System().Wall()) - layer.created_unix_ms)},
+      {"source", layer.source}};
+  for (const auto& [key, value] : layer.labels) rows.push_back({"label", key + "=" + value});
+  const image::ImageConfig& config = layer.config;
+  for (const std::string& variable : config.env) rows.push_back({"env", variable});
+  if (!config.workdir.empty()) rows.push_back({"workdir", config.workdir});
+  if (!config.user.empty()) rows.push_back({"user", config.user});
+  if (!config.entrypoint.empty()) rows.push_back({"entrypoint", json(config.entrypoint).dump()});
+  if (!config.cmd.empty()) rows.push_back({"cmd", json(config.cmd).dump()});
+  std::fputs(Table({"FIELD", "VALUE"}, rows).c_str(), stdout);
+  return Ok();
+}
+
+Result<void> Remove(const LayerFlags& flags) {
+  DSEC_TRY(const auto store, OpenStore(flags));
+  for (const std::string& ref : flags.refs) {
+    DSEC_TRY_VOID(store->Remove(ref));
+    std::puts(ref.c_str());
+  }
+  return Ok();
+}
+
+}  // namespace
+
+void AddLayerCommands(CLI::App& app, Context& context) {
+  auto flags = std::make_shared<LayerFlags>();
+  CLI::App* layer = app.add_subcommand("layer", "Build and manage layers");
+  layer->require_subcommand(1);
+  layer->fallthrough();
+  layer->add_option("--layers", flags->root, "Layer store (default: layers/ of the state folder)")
+      ->envname("DSEC_LAYERS");
+  layer->add_option("--state-dir", flags->state_dir, "State folder of the node")
+      ->capture_default_str();
+  const auto run = [&context](CLI::App* command, auto body) {
+    command->callback([&context, body] {
+      if (auto done = body(); !done.ok()) context.Fail(done.error());
+    });
+  };
+
+  CLI::App* build = layer->add_subcommand("build", "Build a layer from a folder or an archive");
+  BuildFlags& from = flags->build;
+  build->add_option("--kind", from.kind, "base, workspace or toolkit")->required();
+  build->add_option("--name", from.name, "NAME:TAG that will lead to the layer");
+  build->add_option("--from-dir", from.dir, "A folder, taken as it is");
+  build->add_option("--from-tar", from.tar, "A tar archive (also .gz .bz2 .xz .zst); - is stdin");
+  build->add_option("--from-oci", from.oci, "An OCI image layout folder");
+  build->add_option("--from-docker-archive", from.docker, "What `docker save` writes");
+  build->add_option("--ref", from.ref, "Which image, when the source holds several");
+  build->add_option("--label", from.labels, "KEY=VALUE (repeat)");
+  build->add_option("--max-size", from.max_size, "Refuse more content than this (64g)");
+  build->add_option("--max-entries", from.max_entries, "Refuse more entries than this (2000000)");
+  run(build, [flags, &context] { return Build(*flags, context.json); });
+
+  CLI::App* list = layer->add_subcommand("ls", "List layers");
+  list->add_option("--kind", flags->kind, "Only this kind");
+  list->add_option("--prefix", flags->prefix, "Only names or ids that begin so");
+  list->add_option("--label", flags->labels, "Only with this KEY=VALUE (repeat)");
+  run(list, [flags, &context] { return List(*flags, context.json); });
+
+  CLI::App* show = layer->add_subcommand("show", "Show one layer");
+  show->add_option("ref", flags->refs, "NAME:TAG or id")->required()->expected(1);
+  run(show, [flags, &context] { return Show(*flags, context.json); });
+
+  CLI::App* remove =
+      layer->add_subcommand("rm", "Take names away; with its last name a layer goes");
+  remove->add_option("ref", flags->refs, "NAME:TAG or ids")->required();
+  run(remove, [flags] { return Remove(*flags); });
+}
+
+}  // namespace dsec::cli

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/catalog.h"
+
+#include <sqlite3.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace dsec::image {
+namespace {
+
+constexpr int kSchemaVersion = 1;
+constexpr int kBusyMillis = 10'000;
+constexpr size_t kMinIdDigits = 12;
+constexpr std::string_view kIdPrefix = "sha256:";
+
+constexpr char kSchema[] = R"sql(
+CREATE TABLE layers(
+  id TEXT PRIMARY KEY, kind TEXT NOT NULL, meta_bytes INTEGER NOT NULL, blob_bytes INTEGER NOT NULL,
+  entries INTEGER NOT NULL, content_bytes INTEGER NOT NULL, created_unix_ms INTEGER NOT NULL,
+  source TEXT NOT NULL, config TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE names(
+  name TEXT NOT NULL, tag TEXT NOT NULL, layer TEXT NOT NULL REFERENCES layers(id) ON DELETE CASCADE,
+  PRIMARY KEY(name, tag)) WITHOUT ROWID;
+CREATE INDEX names_by_layer ON names(layer);
+CREATE TABLE labels(
+  layer TEXT NOT NULL REFERENCES layers(id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
+  PRIMARY KEY(layer, key)) WITHOUT ROWID;
+PRAGMA user_version = 1;
+)sql";
+
+constexpr char kColumns[] =
+    "id, kind, meta_bytes, blob_bytes, entries, content_bytes, created_unix_ms, source, config";
+
+Error Fail(sqlite3* db, std::string_view what) {
+  const int code = db != nullptr ? ::sqlite3_errcode(db) : SQLITE_NOMEM;
+  const char* text = db != nullptr ? ::sqlite3_errmsg(db) : "no memory";
+  if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
+    return Error(Code::kUnavailable, "layer.catalog_busy",
+                 fmt::format("{}: another process holds the catalogue", what));
+  }
+  if (code == SQLITE_FULL) {
+    return Error(Code::kResourceExhausted, "layer.no_space", fmt::format("{}: {}", what, text));
+  }
+  return Error(Code::kInternal, "layer.catalog", fmt::format("{}: {}", what, text));
+}
+
+// One prepared statement, bound by position. A failed bind shows at Step.
+class Statement {
+ public:
+  Statement(sqlite3* db, std::string_view sql) : db_(db) {
+    status_ = ::sqlite3_prepare_v2(db, sql.data(), static_cast<int>(sql.size()), &handle_, nullptr);
+  }
+  ~Statement() { ::sqlite3_finalize(handle_); }
+  Statement(const Statement&) = delete;
+  Statement& operator=(const Statement&) = delete;
+
+  Statement& Text(std::string_view text) {
+    Keep(::sqlite3_bind_text64(handle_, ++bound_, text.data(), text.size(), SQLITE_TRANSIENT,
+                               SQLITE_UTF8));
+    return *this;
+  }
+  Statement& Number(uint64_t number) {
+    Keep(::sqlite3_bind_int64(handle_, ++bound_, static_cast<sqlite3_int64>(number)));
+    return *this;
+  }
+
+  // True while there is a row.
+  Result<bool> Step() {
+    if (status_ != SQLITE_OK) return Fail(db_, "layer catalogue");
+    const int status = ::sqlite3_step(handle_);
+    if (status == SQLITE_ROW) return true;
+    if (status == SQLITE_DONE) return false;
+    return Fail(db_, "layer catalogue");
+  }
+  Result<void> Run() {
+    DSEC_TRY_VOID(Step());
+    return Ok();
+  }
+
+  std::string TextAt(int column) const {
+    const auto* text = ::sqlite3_column_text(handle_, column);
+    const auto size = static_cast<size_t>(::sqlite3_column_bytes(handle_, column));
+    return text == nullptr ? std::string() : std::string(reinterpret_cast<const char*>(text), size);
+  }
+  uint64_t NumberAt(int column) const {
+    return static_cast<uint64_t>(::sqlite3_column_int64(handle_, column));
+  }
+
+ private:
+  void Keep(int status) {
+    if (status_ == SQLITE_OK) status_ = status;
+  }
+  sqlite3* db_;
+  sqlite3_stmt* handle_ = nullptr;
+  int status_;
+  int bound_ = 0;
+};
+
+Result<void> Execute(sqlite3* db, const char* sql) {
+  if (::sqlite3_exec(db, sql, nullptr, nullptr, nullptr) != SQLITE_OK) {
+    return Fail(db, "layer catalogue");
+  }
+  return Ok();
+}
+
+// Rolls back unless committed.
+class Transaction {
+ public:
+  explicit Transaction(sqlite3* db) : db_(db) {}
+  ~Transaction() {
+    if (open_) ::sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
+  }
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+  Result<void> Begin() {
+    DSEC_TRY_VOID(Execute(db_, "BEGIN IMMEDIATE"));
+    open_ = true;
+    return Ok();
+  }
+  Result<void> Commit() {
+    DSEC_TRY_VOID(Execute(db_, "COMMIT"));
+    open_ = false;
+    return Ok();
+  }
+
+ private:
+  sqlite3* db_;
+  bool open_ = false;
+};
+
+Error NotFound(std::string_view ref) {
+  return Error(Code::kNotFound, "layer.not_found",
+               fmt::format("no layer \"{}\" in the store", Printable(ref)));
+}
+
+}  // namespace
+
+class Catalog::Impl {
+ public:
+  ~Impl() { ::sqlite3_close_v2(db_); }
+
+  Result<void> Open(const std::string& path) {
+    if (::sqlite3_open_v2(path.c_str(), &db_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE,
+                          nullptr) != SQLITE_OK) {
+      return Fail(db_, "open " + path);
+    }
+    ::sqlite3_busy_timeout(db_, kBusyMillis);
+    DSEC_TRY_VOID(Execute(db_, "PRAGMA foreign_keys = ON; PRAGMA synchronous = FULL;"));
+    Transaction transaction(db_);
+    DSEC_TRY_VOID(transaction.Begin());
+    uint64_t version = 0;
+    {
+      Statement ask(db_, "PRAGMA user_version");
+      DSEC_TRY_VOID(ask.Step());
+      version = ask.NumberAt(0);
+    }
+    if (version == 0) {
+      DSEC_TRY_VOID(Execute(db_, kSchema));
+      created_ = true;
+    } else if (version != kSchemaVersion) {
+      return Error(
+          Code::kFailedPrecondition, "layer.catalog_version",
+          fmt::format("{} has schema {}, this program knows {}", path, version, kSchemaVersion));
+    }
+    return transaction.Commit();
+  }
+
+  Result<void> Put(const LayerInfo& layer, const std::optional<LayerName>& name) {
+    const std::lock_guard lock(mutex_);
+    Transaction transaction(db_);
+    DSEC_TRY_VOID(transaction.Begin());
+    Statement insert(db_, "INSERT OR IGNORE INTO layers VALUES(?,?,?,?,?,?,?,?,?)");
+    insert.Text(layer.id.str()).Text(KindName(layer.kind)).Number(layer.meta_bytes);
+    insert.Number(layer.blob_bytes).Number(layer.entries).Number(layer.content_bytes);
+    insert.Number(static_cast<uint64_t>(layer.created_unix_ms)).Text(layer.source);
+    insert.Text(EncodeConfig(layer.config));
+    DSEC_TRY_VOID(insert.Run());
+    for (const auto& [key, value] : layer.labels) {
+      Statement label(db_, "INSERT OR REPLACE INTO labels VALUES(?,?,?)");
+      DSEC_TRY_VOID(label.Text(layer.id.str()).Text(key).Text(value).Run());
+    }
+    if (name) {
+      Statement other(
+          db_, "SELECT kind FROM names JOIN layers ON id = layer WHERE name = ? AND tag = ?");
+      DSEC_TRY(const bool taken, other.Text(name->name).Text(name->tag).Step());
+      if (taken && other.TextAt(0) != KindName(layer.kind)) {
+        return Error(Code::kConflict, "layer.kind_conflict",
+                     fmt::format("{} names a {}; remove it before it names a {}", name->str(),
+                                 other.TextAt(0), KindName(layer.kind)))
+            .WithField("name");
+      }
+      Statement point(db_, "INSERT OR REPLACE INTO names VALUES(?,?,?)");
+      DSEC_TRY_VOID(point.Text(name->name).Text(name->tag).Text(layer.id.str()).Run());
+    }
+    return transaction.Commit();
+  }
+
+  Result<LayerInfo> Find(std::string_view ref) {
+    const std::lock_guard lock(mutex_);
+    if (ref.starts_with(kIdPrefix)) {
+      const std::string_view hex = ref.substr(kIdPrefix.size());
+      const bool digits = std::ranges::all_of(
+          hex, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+      if (!digits || hex.size() < kMinIdDigits || hex.size() > 64) return NotFound(ref);
+      // 'g' follows the hex digits: the range holds all ids that start with ref.
+      Statement select(
+          db_, fmt::format("SELECT {} FROM layers WHERE id >= ?1 AND id < ?1 || 'g'", kColumns));
+      DSEC_TRY(const bool found, select.Text(ref).Step());
+      if (!found) return NotFound(ref);
+      DSEC_TRY(LayerInfo layer, Read(select));
+      DSEC_TRY(const bool more, select.Step());
+      if (more) {
+        return Error(Code::kInvalidArgument, "layer.ambiguous_ref",
+                     fmt::format("more than one layer id starts with {}", ref));
+      }
+      return layer;
+    }
+    DSEC_TRY(const LayerName name, ParseLayerName(ref));
+    Statement select(db_, fmt::format("SELECT {} FROM layers WHERE id = "
+                                      "(SELECT layer FROM names WHERE name = ? AND tag = ?)",
+                                      kColumns));
+    DSEC_TRY(const bool found, select.Text(name.name).Text(name.tag).Step());
+    if (!found) return NotFound(ref);
+    return Read(select);
+  }
+
+  Result<std::vector<LayerInfo>> List(const ListFilter& filter) {
+    const std::lock_guard lock(mutex_);
+    std::string sql = fmt::format("SELECT {} FROM layers WHERE 1", kColumns);
+    if (filter.kind) sql += " AND kind = ?";
+    if (!filter.prefix.empty()) {
+      sql +=
+          " AND (substr(id, 1, length(?)) = ? OR EXISTS(SELECT 1 FROM names WHERE layer = id AND "
+          "substr(name || ':' || tag, 1, length(?)) = ?))";
+    }
+    for (size_t i = 0; i < filter.labels.size(); ++i) {
+      sql += " AND EXISTS(SELECT 1 FROM labels WHERE layer = id AND key = ? AND value = ?)";
+    }
+    sql += " ORDER BY id";
+    Statement select(db_, sql);
+    if (filter.kind) select.Text(KindName(*filter.kind));
+    if (!filter.prefix.empty()) {
+      for (int i = 0; i < 4; ++i) select.Text(filter.prefix);
+    }
+    for (const auto& [key, value] : filter.labels) select.Text(key).Text(value);
+    std::vector<LayerInfo> list;
+    while (true) {
+      DSEC_TRY(const bool more, select.Step());
+      if (!more) return list;
+      DSEC_TRY(LayerInfo layer, Read(select));
+      list.push_back(std::move(layer));
+    }
+  }
+
+  Result<void> RemoveName(const LayerName& name) {
+    const std::lock_guard lock(mutex_);
+    Statement remove(db_, "DELETE FROM names WHERE name = ? AND tag = ?");
+    return remove.Text(name.name).Text(name.tag).Run();
+  }
+
+  Result<void> RemoveLayer(const LayerId& id) {
+    const std::lock_guard lock(mutex_);
+    Statement remove(db_, "DELETE FROM layers WHERE id = ?");
+    return remove.Text(id.str()).Run();
+  }
+
+  bool created() const { return created_; }
+
+ private:
+  Result<LayerInfo> Read(const Statement& row) {
+    LayerInfo layer;
+    layer.id = LayerId(row.TextAt(0));
+    DSEC_TRY(layer.kind, ParseKind(row.TextAt(1)));
+    layer.meta_bytes = row.NumberAt(2);
+    layer.blob_bytes = row.NumberAt(3);
+    layer.entries = row.NumberAt(4);
+    layer.content_bytes = row.NumberAt(5);
+    layer.created_unix_ms = static_cast<int64_t>(row.NumberAt(6));
+    layer.source = row.TextAt(7);
+    DSEC_TRY(layer.config, DecodeConfig(row.TextAt(8)));
+    Statement names(db_,
+                    "SELECT name || ':' || tag AS full FROM names WHERE layer = ? ORDER BY full");
+    names.Text(layer.id.str());
+    while (true) {
+      DSEC_TRY(const bool more, names.Step());
+      if (!more) break;
+      layer.names.push_back(names.TextAt(0));
+    }
+    Statement labels(db_, "SELECT key, value FROM labels WHERE layer = ?");
+    labels.Text(layer.id.str());
+    while (true) {
+      DSEC_TRY(const bool more, labels.Step());
+      if (!more) break;
+      layer.labels[labels.TextAt(0)] = labels.TextAt(1);
+    }
+    return layer;
+  }
+
+  std::mutex mutex_;
+  sqlite3* db_ = nullptr;
+  bool created_ = false;
+};
+
+Catalog::Catalog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Catalog::~Catalog() = default;
+
+Result<std::unique_ptr<Catalog>> Catalog::Open(const std::string& path) {
+  auto impl = std::make_unique<Impl>();
+  DSEC_TRY_VOID(impl->Open(path));
+  return std::unique_ptr<Catalog>(new Catalog(std::move(impl)));
+}
+
+bool Catalog::created() const { return impl_->created(); }
+Result<void> Catalog::Put(const LayerInfo& layer, const std::optional<LayerName>& name) {
+  return impl_->Put(layer, name);
+}
+Result<LayerInfo> Catalog::Find(std::string_view ref) const { return impl_->Find(ref); }
+Result<std::vector<LayerInfo>> Catalog::List(const ListFilter& filter) const {
+  return impl_->List(filter);
+}
+Result<void> Catalog::RemoveName(const LayerName& name) { return impl_->RemoveName(name); }
+Result<void> Catalog::RemoveLayer(const LayerId& id) { return impl_->RemoveLayer(id); }
+
+}  // namespace dsec::image

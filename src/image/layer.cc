@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/layer.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "image/digest.h"
+
+namespace dsec::image {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kFormatVersion = 1;
+constexpr size_t kMaxNamePart = 128;
+
+bool IsLowerAlnum(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
+bool IsAlnum(char c) { return IsLowerAlnum(c) || (c >= 'A' && c <= 'Z'); }
+
+Error BadName(std::string_view text, std::string_view rule) {
+  return Error(Code::kInvalidArgument, "layer.bad_name",
+               fmt::format("\"{}\": {}", Printable(text), rule))
+      .WithField("name");
+}
+
+json ConfigToJson(const ImageConfig& config) {
+  return json{{"cmd", config.cmd},
+              {"entrypoint", config.entrypoint},
+              {"env", config.env},
+              {"user", config.user},
+              {"workdir", config.workdir}};
+}
+
+bool ReadString(const json& object, const char* key, std::string& out) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string()) return false;
+  out = found->get<std::string>();
+  return true;
+}
+
+bool ReadStrings(const json& object, const char* key, std::vector<std::string>& out) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_array()) return false;
+  for (const json& item : *found) {
+    if (!item.is_string()) return false;
+    out.push_back(item.get<std::string>());
+  }
+  return true;
+}
+
+std::optional<ImageConfig> ConfigFromJson(const json& object) {
+  ImageConfig config;
+  if (!object.is_object() || !ReadStrings(object, "cmd", config.cmd) ||
+      !ReadStrings(object, "entrypoint", config.entrypoint) ||
+      !ReadStrings(object, "env", config.env) || !ReadString(object, "user", config.user) ||
+      !ReadString(object, "workdir", config.workdir)) {
+    return std::nullopt;
+  }
+  return config;
+}
+
+json FileToJson(const FileDigest& file) {
+  return json{{"sha256", file.sha256}, {"size", file.size}};
+}
+
+bool ReadFile(const json& object, const char* key, FileDigest& out) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_object()) return false;
+  const auto size = found->find("size");
+  if (size == found->end() || !size->is_number_unsigned()) return false;
+  out.size = size->get<uint64_t>();
+  return ReadString(*found, "sha256", out.sha256) && IsSha256Hex(out.sha256);
+}
+
+// Strings come from JSON that was valid UTF-8 or from our own text; anything else must not throw
+// here.
+std::string Dump(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string_view KindName(LayerKind kind) {
+  switch (kind) {
+    case LayerKind::kBase:
+      return "base";
+    case LayerKind::kWorkspace:
+      return "workspace";
+    case LayerKind::kToolkit:
+      return "toolkit";
+  }
+  return "?";
+}
+
+Result<LayerKind> ParseKind(std::string_view text) {
+  for (const LayerKind kind : {LayerKind::kBase, LayerKind::kWorkspace, LayerKind::kToolkit}) {
+    if (text == KindName(kind)) return kind;
+  }
+  return Error(Code::kInvalidArgument, "layer.bad_kind",
+               fmt::format("\"{}\" is not one of base, workspace, toolkit", Printable(text)))
+      .WithField("kind");
+}
+
+Result<LayerName> ParseLayerName(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  LayerName parsed;
+  parsed.name = std::string(text.substr(0, colon));
+  parsed.tag = colon == std::string_view::npos ? "latest" : std::string(text.substr(colon + 1));
+  const std::string& name = parsed.name;
+  if (name.empty() || name.size() > kMaxNamePart) return BadName(text, "name is 1 to 128 long");
+  if (!IsLowerAlnum(name.front()) || !IsLowerAlnum(name.back()) ||
+      !std::ranges::all_of(name, [](char c) {
+        return IsLowerAlnum(c) || c == '.' || c == '_' || c == '-' || c == '/';
+      })) {
+    return BadName(text, "name is of a-z 0-9 . _ - / and starts and ends with a letter or digit");
+  }
+  if (name == "sha256") return BadName(text, "sha256 is not a name");
+  const std::string& tag = parsed.tag;
+  if (tag.empty() || tag.size() > kMaxNamePart || (!IsAlnum(tag.front()) && tag.front() != '_') ||
+      !std::ranges::all_of(tag,
+                           [](char c) { return IsAlnum(c) || c == '.' || c == '_' || c == '-'; })) {
+    return BadName(text, "tag is 1 to 128 of A-Z a-z 0-9 _ . - and does not start with . or -");
+  }
+  return parsed;
+}
+
+std::string Manifest::Encode() const {
+  json object = {{"blob", FileToJson(blob)},
+                 {"format", kFormatVersion},
+                 {"kind", KindName(kind)},
+                 {"meta", FileToJson(meta)}};
+  if (!config.empty()) object["config"] = ConfigToJson(config);
+  return Dump(object);
+}
+
+Result<Manifest> Manifest::Parse(std::string_view text) {
+  const Error corrupt(Code::kInternal, "layer.corrupt",
+                      fmt::format("not a layer manifest: {}", Printable(text)));
+  const json object = json::parse(text, nullptr, false);
+  if (!object.is_object() || object.value("format", json()) != json(kFormatVersion)) return corrupt;
+  Manifest manifest;
+  std::string kind;
+  if (!ReadString(object, "kind", kind) || !ReadFile(object, "meta", manifest.meta) ||
+      !ReadFile(object, "blob", manifest.blob)) {
+    return corrupt;
+  }
+  auto parsed = ParseKind(kind);
+  if (!parsed.ok()) return corrupt;
+  manifest.kind = *parsed;
+  if (const auto found = object.find("config"); found != object.end()) {
+    auto config = ConfigFromJson(*found);
+    if (!config) return corrupt;
+    manifest.config = *std::move(config);
+  }
+  if (manifest.Encode() != text) return corrupt;
+  return manifest;
+}
+
+LayerId Manifest::Id() const { return LayerId("sha256:" + Sha256Hex(Encode())); }
+
+std::string EncodeConfig(const ImageConfig& config) { return Dump(ConfigToJson(config)); }
+
+Result<ImageConfig> DecodeConfig(std::string_view text) {
+  auto config = ConfigFromJson(json::parse(text, nullptr, false));
+  if (!config) {
+    return Error(Code::kInternal, "layer.corrupt",
+                 fmt::format("not an image config: {}", Printable(text)));
+  }
+  return *std::move(config);
+}
+
+std::string Printable(std::string_view text) {
+  constexpr size_t kShown = 200;
+  std::string out;
+  for (const char c : text.substr(0, kShown)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte >= 0x7f || c == '\\') {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  if (text.size() > kShown) out += fmt::format("... ({} bytes)", text.size());
+  return out;
+}
+
+}  // namespace dsec::image

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/layer_store.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "image/digest.h"
+#include "image/dir_source.h"
+#include "image/erofs.h"
+#include "image/fs.h"
+#include "image/importers.h"
+#include "image/unpacker.h"
+#include "os/file.h"
+
+namespace dsec::image {
+namespace {
+
+constexpr char kManifestName[] = "manifest.json";
+// In a work folder: the layer whose files are being moved into or out of blobs/ right now.
+constexpr char kMovingName[] = "moving";
+constexpr size_t kMaxManifest = 1 << 20;
+constexpr auto kProgressPeriod = std::chrono::milliseconds(100);
+
+std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
+
+Error Corrupt(const LayerId& id, std::string_view what) {
+  return Error(Code::kInternal, "layer.corrupt", fmt::format("{}: {}", id.str(), what));
+}
+
+Result<void> SyncAt(int dirfd, const char* name) {
+  DSEC_TRY(const auto fd, os::OpenAt(dirfd, name, O_RDONLY));
+  if (::fsync(fd.get()) != 0) return StoreError(fmt::format("fsync {}", name));
+  return Ok();
+}
+
+Result<os::UniqueFd> MakeAndOpenDir(int dirfd, const char* name, mode_t mode) {
+  if (::mkdirat(dirfd, name, mode) != 0 && errno != EEXIST) {
+    return StoreError(fmt::format("make folder {}", name));
+  }
+  return os::OpenAt(dirfd, name, O_RDONLY | O_DIRECTORY);
+}
+
+// Calls a ProgressFn at most ten times a second; between two calls the answer is to go on.
+class Throttle {
+ public:
+  explicit Throttle(const ProgressFn& progress) : progress_(progress) {}
+  bool operator()(const Progress& state) {
+    if (!progress_) return true;
+    const MonoTime now = Clock::System().Mono();
+    if (now - last_ < kProgressPeriod) return true;
+    last_ = now;
+    return progress_(state);
+  }
+
+ private:
+  const ProgressFn& progress_;
+  MonoTime last_;
+};
+
+class StopWatch {
+ public:
+  uint64_t Lap() {
+    const MonoTime now = Clock::System().Mono();
+    const auto span = now - std::exchange(last_, now);
+    return static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(span).count());
+  }
+
+ private:
+  MonoTime last_ = Clock::System().Mono();
+};
+
+}  // namespace
+
+// A folder tmp/<ulid> with an exclusive flock for as long as it is worked in. Removed with all its
+// content by the destructor.
+struct LayerStore::WorkDir {
+  int tmp = -1;
+  std::string name;
+  os::UniqueFd fd;
+
+  WorkDir(int tmp_fd, std::string dir, os::UniqueFd lock)
+      : tmp(tmp_fd), name(std::move(dir)), fd(std::move(lock)) {}
+  WorkDir(WorkDir&&) = default;
+  WorkDir& operator=(WorkDir&&) = delete;
+  ~WorkDir() {
+    if (!fd.valid()) return;
+    if (auto removed = os::RemoveTree(tmp, name.c_str()); !removed.ok()) {
+      log::Warn("layer.work_folder_stays", {{"folder", name}, {"error", removed.error()}});
+    }
+  }
+};
+
+LayerStore::LayerStore(std::string root, const Clock& clock)
+    : root_(std::move(root)), clock_(clock) {}
+LayerStore::~LayerStore() = default;
+
+Result<std::unique_ptr<LayerStore>> LayerStore::Open(std::string root, const Clock& clock) {
+  std::unique_ptr<LayerStore> store(new LayerStore(std::move(root), clock));
+  DSEC_TRY_VOID(store->Init().Context("layer store {}", store->root_));
+  return store;
+}
+
+Result<void> LayerStore::Init() {
+  DSEC_TRY(root_fd_, MakeAndOpenDir(AT_FDCWD, root_.c_str(), 0700));
+  DSEC_TRY(blobs_fd_, MakeAndOpenDir(root_fd_.get(), "blobs", 0700));
+  DSEC_TRY(tmp_fd_, MakeAndOpenDir(root_fd_.get(), "tmp", 0700));
+  DSEC_TRY(catalog_, Catalog::Open(root_ + "/catalog.db"));
+  if (catalog_->created()) DSEC_TRY_VOID(Reindex());
+  return Sweep();
+}
+
+// Held while the set of layers or of work folders changes; short.
+Result<os::UniqueFd> LayerStore::Lock() const {
+  DSEC_TRY(auto fd, os::OpenAt(root_fd_.get(), "lock", O_RDWR | O_CREAT, 0600));
+  while (::flock(fd.get(), LOCK_EX) != 0) {
+    if (errno != EINTR) return StoreError("lock the layer store");
+  }
+  return fd;
+}
+
+Result<LayerStore::WorkDir> LayerStore::MakeWorkDir() const {
+  DSEC_TRY(const auto lock, Lock());  // a sweep must not find the folder before it is locked
+  const std::string name = NewUlid(clock_);
+  if (::mkdirat(tmp_fd_.get(), name.c_str(), 0700) != 0) return StoreError("make a work folder");
+  DSEC_TRY(auto fd, os::OpenAt(tmp_fd_.get(), name.c_str(), O_RDONLY | O_DIRECTORY));
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return StoreError("lock a work folder");
+  return WorkDir(tmp_fd_.get(), name, std::move(fd));
+}
+
+Result<void> LayerStore::Sweep() const {
+  std::vector<WorkDir> stale;  // removed on return, after the store's lock is free again
+  DSEC_TRY(const auto lock, Lock());
+  DSEC_TRY(const auto names, ListNames(tmp_fd_.get(), UINT64_MAX));
+  for (const std::string& name : names) {
+    auto fd = os::OpenAt(tmp_fd_.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!fd.ok() || ::flock(fd->get(), LOCK_EX | LOCK_NB) != 0) continue;
+    DSEC_TRY_VOID(FinishInterrupted(fd->get()));
+    stale.emplace_back(tmp_fd_.get(), name, *std::move(fd));
+  }
+  return Ok();
+}
+
+// A death between the move of the files and the change of the catalogue: files without a row are
+// nobody's.
+Result<void> LayerStore::FinishInterrupted(int work) const {
+  auto hex = os::ReadFile(work, kMovingName, 64);
+  if (!hex.ok() || !IsSha256Hex(*hex)) return Ok();
+  auto known = catalog_->Find("sha256:" + *hex);
+  if (known.ok()) return Ok();
+  if (known.error().code() != Code::kNotFound) return std::move(known).error();
+  return os::RemoveTree(blobs_fd_.get(), hex->c_str());
+}
+
+Result<void> LayerStore::Reindex() {
+  DSEC_TRY(const auto lock, Lock());
+  DSEC_TRY(const auto names, ListNames(blobs_fd_.get(), UINT64_MAX));
+  for (const std::string& hex : names) {
+    const std::string path = hex + "/" + kManifestName;
+    auto text = os::ReadFile(blobs_fd_.get(), path.c_str(), kMaxManifest);
+    if (!text.ok()) continue;
+    auto manifest = Manifest::Parse(*text);
+    if (!manifest.ok() || HexOf(manifest->Id()) != hex) {
+      log::Warn("layer.corrupt_manifest", {{"layer", hex}});
+      continue;
+    }
+    LayerInfo layer;
+    layer.id = manifest->Id();
+    layer.kind = manifest->kind;
+    layer.meta_bytes = manifest->meta.size;
+    layer.blob_bytes = manifest->blob.size;
+    layer.created_unix_ms = UnixMillis(clock_.Wall());
+    layer.source = "found without catalogue";
+    layer.config = manifest->config;
+    DSEC_TRY_VOID(catalog_->Put(layer, std::nullopt));
+  }
+  return Ok();
+}
+
+Result<LayerInfo> LayerStore::Find(std::string_view ref) const { return catalog_->Find(ref); }
+
+Result<LayerInfo> LayerStore::Resolve(std::string_view ref, LayerKind kind) const {
+  DSEC_TRY(LayerInfo layer, catalog_->Find(ref));
+  if (layer.kind != kind) {
+    return Error(
+        Code::kInvalidArgument, "layer.wrong_kind",
+        fmt::format("{} is a {}, not a {}", Printable(ref), KindName(layer.kind), KindName(kind)));
+  }
+  return layer;
+}
+
+Result<std::vector<LayerInfo>> LayerStore::List(const ListFilter& filter) const {
+  return catalog_->List(filter);
+}
+
+Result<std::unique_ptr<ImageReader>> LayerStore::OpenImage(const BuildRequest& request, int scratch,
+                                                           Warnings& warnings) const {
+  switch (request.source) {
+    case SourceKind::kDirectory:
+      return OpenDirectory(request.path, request.limits, warnings);
+    case SourceKind::kTar:
+      return OpenTar(request.path, request.limits, warnings);
+    case SourceKind::kOciLayout:
+      return OpenOciLayout(request.path, request.ref, request.limits, warnings);
+    case SourceKind::kDockerArchive:
+      return OpenDockerArchive(request.path, request.ref, scratch, request.limits, warnings);
+  }
+  return Error(Code::kInvalidArgument, "layer.source", "unknown kind of source");
+}
+
+Result<BuildReport> LayerStore::Build(const BuildRequest& request, const ProgressFn& progress) {
+  std::optional<LayerName> name;
+  if (!request.name.empty()) {
+    DSEC_TRY(name, ParseLayerName(request.name));
+    auto owner = catalog_->Find(name->str());
+    if (owner.ok() && owner->kind != request.kind) {  // Put decides; this spares the work
+      return Error(Code::kConflict, "layer.kind_conflict",
+                   fmt::format("{} names a {} already", name->str(), KindName(owner->kind)))
+          .WithField("name");
+    }
+  }
+  BuildReport report;
+  StopWatch watch;
+  Warnings warnings;
+  DSEC_TRY(const WorkDir work, MakeWorkDir());
+  const int dir = work.fd.get();
+  DSEC_TRY(const auto image, OpenImage(request, dir, warnings));
+  // Twice: the tree and, before it goes, the image.
+  DSEC_TRY_VOID(RequireSpace(dir, 2 * image->least_bytes(), "the import"));
+
+  if (::mkdirat(dir, "tree", 0755) != 0) return StoreError("make the tree");
+  DSEC_TRY(auto tree, os::OpenAt(dir, "tree", O_RDONLY | O_DIRECTORY));
+  if (::fchmod(tree.get(), 0755) != 0) return StoreError("chmod the tree");
+  Unpacker unpacker(std::move(tree),
+                    UnpackOptions{request.limits, request.kind != LayerKind::kBase}, warnings);
+  Throttle throttle(progress);
+  unpacker.set_proceed([&] {
+    const UnpackStats& stats = unpacker.stats();
+    return throttle(
+        {Progress::Phase::kUnpack, stats.entries, stats.content_bytes, image->least_bytes()});
+  });
+  for (size_t i = 0; i < image->layer_count(); ++i) {
+    DSEC_TRY(const auto source, image->OpenLayer(i));
+    unpacker.BeginLayer(image->has_whiteouts());
+    Entry entry;
+    while (true) {
+      DSEC_TRY(const bool more, source->Next(entry));
+      if (!more) break;
+      DSEC_TRY_VOID(unpacker.Add(entry, *source));
+    }
+  }
+  DSEC_TRY(report.layer.entries, unpacker.Finish());
+  const uint64_t content_bytes = unpacker.stats().content_bytes;
+  report.unpack_ms = watch.Lap();
+
+  DSEC_TRY_VOID(os::MakeDir(dir, "out", 0700));
+  DSEC_TRY_VOID(WriteErofs(dir, dir, [&](uint64_t bytes) {
+    return throttle({Progress::Phase::kWrite, report.layer.entries, bytes, content_bytes});
+  }));
+  report.write_ms = watch.Lap();
+
+  Manifest manifest;
+  manifest.kind = request.kind;
+  if (request.kind == LayerKind::kBase) manifest.config = image->config();
+  DSEC_TRY(const auto out, os::OpenAt(dir, "out", O_RDONLY | O_DIRECTORY));
+  const auto describe = [&](const char* file, FileDigest& digest) -> Result<void> {
+    DSEC_TRY(const auto fd, os::OpenAt(out.get(), file, O_RDONLY));
+    struct stat status;
+    if (::fstat(fd.get(), &status) != 0) return StoreError("stat the image");
+    digest.size = static_cast<uint64_t>(status.st_size);
+    DSEC_TRY(
+        digest.sha256, Sha256File(fd.get(), [&](uint64_t bytes) {
+          return throttle({Progress::Phase::kPublish, report.layer.entries, bytes, digest.size});
+        }));
+    if (::fsync(fd.get()) != 0) return StoreError("fsync the image");
+    return Ok();
+  };
+  DSEC_TRY_VOID(describe(kMetaName, manifest.meta));
+  DSEC_TRY_VOID(describe(kBlobName, manifest.blob));
+  {
+    DSEC_TRY(const auto meta, os::OpenAt(out.get(), kMetaName, O_RDONLY));
+    DSEC_TRY_VOID(CheckSuperblock(meta.get()));
+  }
+  DSEC_TRY_VOID(os::CreateFile(out.get(), kManifestName, manifest.Encode(), 0600));
+  DSEC_TRY_VOID(SyncAt(out.get(), kManifestName));
+  if (::fsync(out.get()) != 0) return StoreError("fsync the image folder");
+
+  LayerInfo& layer = report.layer;
+  layer.id = manifest.Id();
+  layer.kind = manifest.kind;
+  layer.meta_bytes = manifest.meta.size;
+  layer.blob_bytes = manifest.blob.size;
+  layer.content_bytes = content_bytes;
+  layer.created_unix_ms = UnixMillis(clock_.Wall());
+  layer.source = request.path;
+  layer.config = manifest.config;
+  layer.labels = request.labels;
+  DSEC_TRY_VOID(Publish(work, manifest, layer, name, report.existed));
+  DSEC_TRY(report.layer, catalog_->Find(layer.id.str()));
+  report.publish_ms = watch.Lap();
+  report.warnings = warnings.list();
+  report.warning_count = warnings.count();
+  return report;
+}
+
+bool LayerStore::Intact(const std::string& hex, const Manifest& manifest) const {
+  const auto size_is = [&](const char* file, uint64_t size) {
+    struct stat status;
+    const std::string path = hex + "/" + file;
+    return ::fstatat(blobs_fd_.get(), path.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+           S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) == size;
+  };
+  return size_is(kMetaName, manifest.meta.size) && size_is(kBlobName, manifest.blob.size) &&
+         size_is(kManifestName, manifest.Encode().size());
+}
+
+Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
+                                 const LayerInfo& layer, const std::optional<LayerName>& name,
+                                 bool& existed) {
+  DSEC_TRY(const auto lock, Lock());
+  const std::string hex = HexOf(layer.id);
+  const int dir = work.fd.get();
+  DSEC_TRY_VOID(os::CreateFile(dir, kMovingName, hex, 0600));
+  existed = Intact(hex, manifest);
+  if (!existed) {
+    // A damaged copy is moved out of the way; whoever has it mounted keeps its files.
+    if (::renameat(blobs_fd_.get(), hex.c_str(), dir, "damaged") != 0 && errno != ENOENT) {
+      return StoreError("move a damaged layer away");
+    }
+    if (::renameat2(dir, "out", blobs_fd_.get(), hex.c_str(), RENAME_NOREPLACE) != 0) {
+      return StoreError("publish the layer");
+    }
+  }
+  const auto record = [&]() -> Result<void> {
+    if (::fsync(blobs_fd_.get()) != 0) return StoreError("fsync the layer folder");
+    DSEC_FAULT_POINT("layer.publish.before_catalog");
+    return catalog_->Put(layer, name);
+  };
+  auto recorded = record();
+  if (!recorded.ok()) static_cast<void>(FinishInterrupted(dir));  // the first error counts
+  return recorded;
+}
+
+Result<LayerFiles> LayerStore::OpenFiles(const LayerId& id) const {
+  LayerFiles files;
+  DSEC_TRY(files.info, catalog_->Find(id.str()));
+  const std::string hex = HexOf(id);
+  const Error gone(Code::kNotFound, "layer.not_found",
+                   fmt::format("the files of {} are missing", id.str()));
+  auto dir = os::OpenAt(blobs_fd_.get(), hex.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!dir.ok()) return dir.error().sys_errno() == ENOENT ? gone : std::move(dir).error();
+  DSEC_TRY(files.lock, os::OpenAt(dir->get(), kManifestName, O_RDONLY | O_NOFOLLOW));
+  if (::flock(files.lock.get(), LOCK_SH | LOCK_NB) != 0) return gone;  // is being removed
+  // Removed between the open and the lock?
+  struct stat held;
+  struct stat present;
+  const std::string path = hex + "/" + kManifestName;
+  if (::fstat(files.lock.get(), &held) != 0 ||
+      ::fstatat(blobs_fd_.get(), path.c_str(), &present, AT_SYMLINK_NOFOLLOW) != 0 ||
+      held.st_ino != present.st_ino) {
+    return gone;
+  }
+  DSEC_TRY(const std::string text, os::ReadAll(files.lock.get(), kMaxManifest));
+  if (Sha256Hex(text) != hex) return Corrupt(id, "the manifest does not have this digest");
+  DSEC_TRY(files.manifest, Manifest::Parse(text));
+  const auto open = [&](const char* file, uint64_t size, os::UniqueFd& fd) -> Result<void> {
+    DSEC_TRY(fd, os::OpenAt(dir->get(), file, O_RDONLY | O_NOFOLLOW));
+    struct stat status;
+    if (::fstat(fd.get(), &status) != 0) return StoreError("stat a layer's file");
+    if (static_cast<uint64_t>(status.st_size) != size) {
+      return Corrupt(id, fmt::format("{} has {} bytes, not {}", file, status.st_size, size));
+    }
+    return Ok();
+  };
+  DSEC_TRY_VOID(open(kMetaName, files.manifest.meta.size, files.meta));
+  DSEC_TRY_VOID(open(kBlobName, files.manifest.blob.size, files.blob));
+  return files;
+}
+
+Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
+  DSEC_TRY(const WorkDir work, MakeWorkDir());
+  DSEC_TRY(const auto lock, Lock());
+  DSEC_TRY(const LayerInfo layer, catalog_->Find(ref));
+  if (!ref.starts_with("sha256:")) {
+    DSEC_TRY(const LayerName name, ParseLayerName(ref));
+    if (layer.names.size() > 1) return catalog_->RemoveName(name);
+  }
+  const auto busy = [&](std::string_view by) {
+    return Error(Code::kConflict, "layer.in_use",
+                 fmt::format("{} ({}) is in use by {}", Printable(ref), layer.id.str(), by));
+  };
+  if (in_use) {
+    DSEC_TRY(const bool used, in_use(layer.id));
+    if (used) return busy("a sandbox");
+  }
+  const std::string hex = HexOf(layer.id);
+  const std::string manifest = hex + "/" + kManifestName;
+  const auto held = os::OpenAt(blobs_fd_.get(), manifest.c_str(), O_RDONLY | O_NOFOLLOW);
+  if (held.ok() && ::flock(held->get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return busy("a mount of this node");
+    return StoreError("lock the layer");
+  }
+  DSEC_TRY_VOID(os::CreateFile(work.fd.get(), kMovingName, hex, 0600));
+  DSEC_TRY_VOID(catalog_->RemoveLayer(layer.id));
+  DSEC_FAULT_POINT("layer.remove.after_catalog");
+  if (::renameat(blobs_fd_.get(), hex.c_str(), work.fd.get(), "old") != 0 && errno != ENOENT) {
+    return FinishInterrupted(work.fd.get());
+  }
+  return Ok();
+}
+
+}  // namespace dsec::image

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/id.h"
+#include "base/result.h"
+#include "image/catalog.h"
+#include "image/entry.h"
+#include "image/layer.h"
+#include "os/unique_fd.h"
+
+namespace dsec::image {
+
+enum class SourceKind { kDirectory, kTar, kOciLayout, kDockerArchive };
+
+struct BuildRequest {
+  LayerKind kind = LayerKind::kBase;
+  std::string name;  // NAME[:TAG]; empty: the layer is reached by its id alone
+  SourceKind source = SourceKind::kDirectory;
+  std::string path;
+  std::string ref;  // which image of an OCI layout or docker archive; empty: the only one
+  std::map<std::string, std::string> labels;
+  ImportLimits limits;
+};
+
+struct BuildReport {
+  LayerInfo layer;
+  bool existed = false;               // the same content was there before
+  std::vector<std::string> warnings;  // what was left out and why, the first 100
+  uint64_t warning_count = 0;
+  uint64_t unpack_ms = 0;
+  uint64_t write_ms = 0;
+  uint64_t publish_ms = 0;  // digests, fsync, rename
+};
+
+// The files of one layer, held so that no process of this node removes them while this lives.
+struct LayerFiles {
+  LayerInfo info;
+  Manifest manifest;
+  os::UniqueFd lock;  // manifest.json with a shared flock
+  os::UniqueFd meta;
+  os::UniqueFd blob;
+};
+
+// Says whether something beyond the mounts of this node uses a layer.
+using InUseFn = std::function<Result<bool>(const LayerId&)>;
+
+// The layers under one root folder (format_spec.md). Blocking: call it from a thread that may wait
+// for the file system. Thread-safe; any number of processes may use the same root. Whatever kill -9
+// leaves is swept by the next Open; a build that still runs in another process is not. All errors
+// of a build are "layer.*"; then nothing of it stays.
+class LayerStore {
+ public:
+  // Makes the root (0700) if it is missing.
+  static Result<std::unique_ptr<LayerStore>> Open(std::string root,
+                                                  const Clock& clock = Clock::System());
+  ~LayerStore();
+
+  // `ref` is an id, at least 12 digits of one, or NAME[:TAG]. kNotFound "layer.not_found"; a layer
+  // of another kind: kInvalidArgument "layer.wrong_kind".
+  Result<LayerInfo> Resolve(std::string_view ref, LayerKind kind) const;
+  Result<LayerInfo> Find(std::string_view ref) const;  // of any kind
+  Result<std::vector<LayerInfo>> List(const ListFilter& filter) const;
+
+  // Imports the source and publishes it under its content id; equal content gives the equal id,
+  // built once or twice, here or elsewhere. kResourceExhausted "layer.no_space" as early as it can
+  // be known.
+  Result<BuildReport> Build(const BuildRequest& request, const ProgressFn& progress);
+
+  // By NAME:TAG: takes the name away, and the layer with it when that was the last. By id: the
+  // layer with all its names. A layer that is mounted on this node, or of which `in_use` (may be
+  // empty) says so, stays: kConflict "layer.in_use".
+  Result<void> Remove(std::string_view ref, const InUseFn& in_use = nullptr);
+
+  // Opens the files of a layer and checks manifest and sizes against its id. kNotFound
+  // "layer.not_found", kInternal "layer.corrupt".
+  Result<LayerFiles> OpenFiles(const LayerId& id) const;
+
+  const std::string& root() const { return root_; }
+
+ private:
+  struct WorkDir;
+  LayerStore(std::string root, const Clock& clock);
+  Result<void> Init();
+  Result<os::UniqueFd> Lock() const;
+  Result<WorkDir> MakeWorkDir() const;
+  Result<void> Sweep() const;
+  Result<void> Reindex();
+  Result<void> FinishInterrupted(int work) const;
+  Result<std::unique_ptr<ImageReader>> OpenImage(const BuildRequest& request, int scratch,
+                                                 Warnings& warnings) const;
+  Result<void> Publish(const WorkDir& work, const Manifest& manifest, const LayerInfo& layer,
+                       const std::optional<LayerName>& name, bool& existed);
+  bool Intact(const std::string& hex, const Manifest& manifest) const;
+
+  std::string root_;
+  const Clock& clock_;
+  os::UniqueFd root_fd_;
+  os::UniqueFd blobs_fd_;
+  os::UniqueFd tmp_fd_;
+  std::unique_ptr<Catalog> catalog_;
+};
+
+}  // namespace dsec::image
