@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "config/node_config.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <string_view>
+#include <variant>
+
+#include "base/id.h"
+
+namespace dsec::config {
+namespace {
+
+using Text = std::string NodeConfig::*;
+using Number = uint64_t NodeConfig::*;
+
+// One key: where it goes, its unit, bounds of numbers, and what it means.
+struct Key {
+  std::string_view name;
+  std::variant<Text, Number> member;
+  std::string_view unit;
+  uint64_t min;
+  uint64_t max;
+  std::string_view sentence;
+};
+
+constexpr uint64_t kTera = 1ull << 40;
+constexpr uint64_t kMonthMs = 30ull * 86'400'000;
+
+const Key kKeys[] = {
+    {"node_id", &NodeConfig::node_id, "", 0, 0,
+     "Name of the node, 1 to 32 of [a-z0-9]; part of every sandbox id."},
+    {"listen", &NodeConfig::listen, "", 0, 0,
+     "HOST:PORT of the HTTP API, or unix:/PATH. Port 0 picks a free one."},
+    {"state_dir", &NodeConfig::state_dir, "", 0, 0, "Records, API key, scratch space. Absolute."},
+    {"run_dir", &NodeConfig::run_dir, "", 0, 0,
+     "Sockets of sandboxes; at most 64 bytes long. Absolute."},
+    {"layers_dir", &NodeConfig::layers_dir, "", 0, 0,
+     "Root of the layer store. Empty: state_dir/layers."},
+    {"spawner_path", &NodeConfig::spawner_path, "", 0, 0,
+     "The dsec-spawner program. Empty: beside dsec."},
+    {"aether_path", &NodeConfig::aether_path, "", 0, 0,
+     "The dsec-aether program. Empty: beside dsec."},
+    {"shards", &NodeConfig::shards, "threads", 0, 64, "Event loops. 0: one a core, at most 8."},
+    {"capacity", &NodeConfig::capacity, "sandboxes", 1, 30'000, "Live sandboxes at most."},
+    {"slot_pool_size", &NodeConfig::slot_pool_size, "slots", 0, 1024,
+     "Slots that are made ahead of use."},
+    {"creates_at_once", &NodeConfig::creates_at_once, "creates", 1, 256,
+     "Creations that work at the same time."},
+    {"create_queue", &NodeConfig::create_queue, "creates", 0, 1'000'000,
+     "Creations that may wait for their turn or for room."},
+    {"id_base", &NodeConfig::id_base, "uid", 65'536, 0xfffeffff,
+     "First host id of sandboxes; each takes 65,536."},
+    {"agent_uid_base", &NodeConfig::agent_uid_base, "uid", 1000, 0xfffeffff,
+     "First host id of agents; each takes one."},
+    {"scratch_bytes", &NodeConfig::scratch_bytes, "bytes", 0, 1024 * kTera,
+     "Size of the scratch image where one is used; sparse. 0: four fifths of the file system."},
+    {"memory_reserve_bytes", &NodeConfig::memory_reserve_bytes, "bytes", 0, kTera,
+     "Creations are refused below so much available memory of the host."},
+    {"disk_reserve_bytes", &NodeConfig::disk_reserve_bytes, "bytes", 0, kTera,
+     "Creations are refused below so much free scratch or state space."},
+    {"psi_memory_max_percent", &NodeConfig::psi_memory_max_percent, "%", 0, 100,
+     "Creations are refused above this memory pressure (some, 10 s). 0: off."},
+    {"psi_cpu_max_percent", &NodeConfig::psi_cpu_max_percent, "%", 0, 100,
+     "The same for CPU pressure. 0: off."},
+    {"default_memory_bytes", &NodeConfig::default_memory_bytes, "bytes", 16ull << 20, 4 * kTera,
+     "Memory of a sandbox that does not say."},
+    {"default_cpu_millis", &NodeConfig::default_cpu_millis, "1/1000 core", 10, 1'024'000,
+     "CPU of a sandbox that does not say."},
+    {"default_pids", &NodeConfig::default_pids, "processes", 4, 1 << 20,
+     "Processes and threads of a sandbox that does not say."},
+    {"default_disk_bytes", &NodeConfig::default_disk_bytes, "bytes", 16ull << 20, 16 * kTera,
+     "Writable layer of a sandbox that does not say."},
+    {"default_disk_inodes", &NodeConfig::default_disk_inodes, "files", 0, 1ull << 32,
+     "Files of the writable layer. 0: follows from its bytes."},
+    {"default_shm_bytes", &NodeConfig::default_shm_bytes, "bytes", 1ull << 20, 4 * kTera,
+     "/dev/shm of a sandbox that does not say."},
+    {"default_open_files", &NodeConfig::default_open_files, "descriptors", 256, 1 << 20,
+     "Descriptors of one process."},
+    {"default_output_bytes", &NodeConfig::default_output_bytes, "bytes", 1024, 64ull << 20,
+     "Kept output per stream of one command."},
+    {"default_ttl_ms", &NodeConfig::default_ttl_ms, "ms", 0, kMonthMs,
+     "Lifetime of a sandbox that does not say. 0: none."},
+    {"default_idle_ms", &NodeConfig::default_idle_ms, "ms", 0, kMonthMs,
+     "Idle time of a sandbox that does not say. 0: none."},
+    {"default_exec_timeout_ms", &NodeConfig::default_exec_timeout_ms, "ms", 0, kMonthMs,
+     "Time limit of attached commands that do not say. 0: none."},
+    {"max_memory_bytes", &NodeConfig::max_memory_bytes, "bytes", 16ull << 20, 4 * kTera,
+     "Largest memory a sandbox may ask for."},
+    {"max_disk_bytes", &NodeConfig::max_disk_bytes, "bytes", 16ull << 20, 16 * kTera,
+     "Largest writable layer a sandbox may ask for."},
+    {"max_output_bytes", &NodeConfig::max_output_bytes, "bytes", 1024, 64ull << 20,
+     "Largest kept output a command may ask for."},
+    {"claim_grace_ms", &NodeConfig::claim_grace_ms, "ms", 1000, kMonthMs,
+     "A sandbox whose creation nobody received is ended after this time."},
+    {"disconnect_grace_ms", &NodeConfig::disconnect_grace_ms, "ms", 0, kMonthMs,
+     "A command whose follower vanished is ended after this time."},
+    {"reconcile_period_ms", &NodeConfig::reconcile_period_ms, "ms", 1000, kMonthMs,
+     "How often records and host are compared."},
+    {"ended_records", &NodeConfig::ended_records, "records", 0, 10'000'000,
+     "Ended sandboxes that are remembered at most."},
+    {"ended_age_ms", &NodeConfig::ended_age_ms, "ms", 0, 12 * kMonthMs,
+     "How long ended sandboxes are remembered at most."},
+    {"events_kept", &NodeConfig::events_kept, "events", 1000, 100'000'000,
+     "Events that are kept at most."},
+    {"log_level", &NodeConfig::log_level, "", 0, 0, "debug, info, warn or error."},
+    {"log_format", &NodeConfig::log_format, "", 0, 0, "text or json."},
+};
+
+Error Bad(std::string_view reason, std::string_view key, std::string message) {
+  return Error(Code::kInvalidArgument, reason, std::move(message)).WithField(std::string(key));
+}
+
+// Sets one key from its TOML value.
+Result<void> Assign(NodeConfig& config, const Key& key, const toml::node& value,
+                    const std::string& place) {
+  if (const Text* text = std::get_if<Text>(&key.member)) {
+    const auto given = value.value_exact<std::string>();
+    if (!given)
+      return Bad("config.type", key.name, fmt::format("{}: {} must be a string", place, key.name));
+    config.*(*text) = *given;
+    return {};
+  }
+  const auto given = value.value_exact<int64_t>();
+  if (!given || *given < 0) {
+    return Bad("config.type", key.name,
+               fmt::format("{}: {} must be a non-negative integer", place, key.name));
+  }
+  config.*std::get<Number>(key.member) = static_cast<uint64_t>(*given);
+  return {};
+}
+
+bool IsAbsolute(const std::string& path) {
+  return path.starts_with('/') && path.find('\0') == std::string::npos;
+}
+
+}  // namespace
+
+Result<void> CheckNodeConfig(const NodeConfig& config) {
+  for (const Key& key : kKeys) {
+    const Number* number = std::get_if<Number>(&key.member);
+    if (number == nullptr) continue;
+    const uint64_t value = config.*(*number);
+    if (value < key.min || value > key.max) {
+      return Bad("config.range", key.name,
+                 fmt::format("{}: {} is not from {} to {}", key.name, value, key.min, key.max));
+    }
+  }
+  DSEC_TRY([[maybe_unused]] const NodeId id, ParseNodeId(config.node_id));
+  for (const auto& [name, path] :
+       {std::pair{"state_dir", &config.state_dir}, std::pair{"run_dir", &config.run_dir}}) {
+    if (!IsAbsolute(*path))
+      return Bad("config.path", name, fmt::format("{}: {} is not an absolute path", name, *path));
+  }
+  // sun_path holds 107 bytes and a socket's name takes up to 40 of them.
+  if (config.run_dir.size() > 64) {
+    return Bad("config.path", "run_dir",
+               fmt::format("run_dir: {} is longer than 64 bytes", config.run_dir));
+  }
+  if (!config.layers_dir.empty() && !IsAbsolute(config.layers_dir)) {
+    return Bad("config.path", "layers_dir",
+               fmt::format("layers_dir: {} is not an absolute path", config.layers_dir));
+  }
+  const uint64_t ids_end = config.id_base + (config.capacity + config.slot_pool_size) * 65'536;
+  if (ids_end > 0xffffffffull) {
+    return Bad("config.range", "id_base",
+               fmt::format("id_base: {} leaves no room for {} sandboxes below 2^32", config.id_base,
+                           config.capacity));
+  }
+  const uint64_t agents_end = config.agent_uid_base + config.capacity + config.slot_pool_size;
+  if (config.agent_uid_base < ids_end && config.id_base < agents_end) {
+    return Bad("config.range", "agent_uid_base",
+               "agent_uid_base: the ids of agents and of sandboxes overlap");
+  }
+  for (const auto& [name, low, high] :
+       {std::tuple{"max_memory_bytes", config.default_memory_bytes, config.max_memory_bytes},
+        std::tuple{"max_disk_bytes", config.default_disk_bytes, config.max_disk_bytes},
+        std::tuple{"max_output_bytes", config.default_output_bytes, config.max_output_bytes}}) {
+    if (low > high)
+      return Bad("config.range", name,
+                 fmt::format("{}: {} is below the default {}", name, high, low));
+  }
+  constexpr std::string_view kLevels[] = {"debug", "info", "warn", "error"};
+  if (std::find(std::begin(kLevels), std::end(kLevels), config.log_level) == std::end(kLevels)) {
+    return Bad("config.value", "log_level",
+               fmt::format("log_level: {} is not debug, info, warn or error", config.log_level));
+  }
+  if (config.log_format != "text" && config.log_format != "json") {
+    return Bad("config.value", "log_format",
+               fmt::format("log_format: {} is not text or json", config.log_format));
+  }
+  return {};
+}
+
+Result<NodeConfig> ParseNodeConfig(const std::string& text, const std::string& name) {
+  NodeConfig config;
+  toml::table table;
+  try {
+    table = toml::parse(text, name);
+  } catch (const toml::parse_error& error) {
+    return Bad("config.syntax", "",
+               fmt::format("{}:{}:{}: {}", name, error.source().begin.line,
+                           error.source().begin.column, error.description()));
+  }
+  for (const auto& [key, value] : table) {
+    const std::string place =
+        fmt::format("{}:{}:{}", name, key.source().begin.line, key.source().begin.column);
+    const auto* known = std::find_if(std::begin(kKeys), std::end(kKeys),
+                                     [&](const Key& k) { return k.name == key.str(); });
+    if (known == std::end(kKeys)) {
+      return Bad("config.unknown_key", key.str(),
+                 fmt::format("{}: unknown key {}", place, key.str()));
+    }
+    DSEC_TRY_VOID(Assign(config, *known, value, place));
+  }
+  DSEC_TRY_VOID(CheckNodeConfig(config).Context("{}", name));
+  return config;
+}
+
+Result<NodeConfig> LoadNodeConfig(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    return Error(Code::kNotFound, "config.unreadable", fmt::format("cannot read {}", path));
+  std::string text(size_t{1} << 20, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (!file.eof()) return Bad("config.syntax", "", fmt::format("{} is larger than 1 MiB", path));
+  return ParseNodeConfig(text, path);
+}
+
+std::string DumpNodeConfig(const NodeConfig& config) {
+  std::string out;
+  for (const Key& key : kKeys) {
+    if (const Text* text = std::get_if<Text>(&key.member)) {
+      std::string quoted;
+      for (const char c : config.*(*text)) {
+        if (c == '"' || c == '\\') quoted += '\\';
+        quoted += c;
+      }
+      out += fmt::format("{} = \"{}\"\n", key.name, quoted);
+    } else {
+      out += fmt::format("{} = {}\n", key.name, config.*std::get<Number>(key.member));
+    }
+  }
+  return out;
+}
+
+std::string NodeConfigReference() {
+  const NodeConfig defaults;
+  std::string out =
+      "<!-- SPDX-License-Identifier: Apache-2.0 -->\n"
+      "<!-- Written by `dsec up --config-reference`; the source is the table in "
+      "src/config/node_config.cc. -->\n"
+      "# Settings of a node\n\n"
+      "A TOML file, given by `dsec up --config FILE`. Every key may be left out; an unknown key is "
+      "an error with its line. "
+      "`--check-config` only checks, `--dump-config` prints what holds. All are read at start.\n\n"
+      "| key | default | unit | range | what |\n| --- | --- | --- | --- | --- |\n";
+  for (const Key& key : kKeys) {
+    if (const Text* text = std::get_if<Text>(&key.member)) {
+      out +=
+          fmt::format("| `{}` | `\"{}\"` | | | {} |\n", key.name, defaults.*(*text), key.sentence);
+    } else {
+      out += fmt::format("| `{}` | {} | {} | {} to {} | {} |\n", key.name,
+                         defaults.*std::get<Number>(key.member), key.unit, key.min, key.max,
+                         key.sentence);
+    }
+  }
+  return out;
+}
+
+}  // namespace dsec::config

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/result.h"
+
+namespace dsec::config {
+
+// The settings of one node; a value. docs/config.md is generated from the table in node_config.cc,
+// which also holds the bounds.
+struct NodeConfig {
+  std::string node_id = "local";
+  std::string listen = "127.0.0.1:7878";
+  std::string state_dir = "/var/lib/dsec";
+  std::string run_dir = "/run/dsec";
+  std::string layers_dir;    // empty: <state_dir>/layers
+  std::string spawner_path;  // empty: dsec-spawner beside this program
+  std::string aether_path;   // empty: dsec-aether beside this program
+  uint64_t shards = 0;       // 0: one a core, at most 8
+
+  uint64_t capacity = 4000;
+  uint64_t slot_pool_size = 32;
+  uint64_t creates_at_once = 16;
+  uint64_t create_queue = 4096;
+  uint64_t id_base = 0x70000000;  // sandbox/isolators/ids.h says why
+  uint64_t agent_uid_base = 0x7fff0000;
+  uint64_t scratch_bytes = 0;  // 0: four fifths of the file system
+
+  uint64_t memory_reserve_bytes = 512ull << 20;
+  uint64_t disk_reserve_bytes = 1ull << 30;
+  uint64_t psi_memory_max_percent = 60;
+  uint64_t psi_cpu_max_percent = 0;
+
+  uint64_t default_memory_bytes = 1ull << 30;
+  uint64_t default_cpu_millis = 1000;
+  uint64_t default_pids = 1024;
+  uint64_t default_disk_bytes = 2ull << 30;
+  uint64_t default_disk_inodes = 0;
+  uint64_t default_shm_bytes = 64ull << 20;
+  uint64_t default_open_files = 16384;
+  uint64_t default_output_bytes = 1ull << 20;
+  uint64_t default_ttl_ms = 0;
+  uint64_t default_idle_ms = 0;
+  uint64_t default_exec_timeout_ms = 0;
+  uint64_t max_memory_bytes = 4ull << 40;
+  uint64_t max_disk_bytes = 16ull << 40;
+  uint64_t max_output_bytes = 64ull << 20;
+
+  uint64_t claim_grace_ms = 60'000;
+  uint64_t disconnect_grace_ms = 5'000;
+  uint64_t reconcile_period_ms = 60'000;
+  uint64_t ended_records = 20'000;
+  uint64_t ended_age_ms = 24ull * 3600 * 1000;
+  uint64_t events_kept = 200'000;
+
+  std::string log_level = "info";
+  std::string log_format = "text";
+};
+
+// Reads a TOML file over the defaults. kInvalidArgument "config.<rule>" names file, line, column,
+// key and rule; an unknown key is an error.
+Result<NodeConfig> LoadNodeConfig(const std::string& path);
+// The same from text; `name` stands for the file in messages.
+Result<NodeConfig> ParseNodeConfig(const std::string& text, const std::string& name);
+// Checks what holds between keys and each key's bounds; called by the two above.
+Result<void> CheckNodeConfig(const NodeConfig& config);
+// The effective settings as TOML, in the order of the table.
+std::string DumpNodeConfig(const NodeConfig& config);
+// docs/config.md.
+std::string NodeConfigReference();
+
+}  // namespace dsec::config
