@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "base/metrics.h"
 #include "runtime/async_event.h"
 #include "runtime/blocking_pool.h"
 #include "runtime/gate.h"
@@ -381,19 +382,31 @@ TEST(BlockingPool, ExpiredDeadline_NeverRuns) {
 
 TEST(BlockingPool, Destroyed_RefusesTheQueuedAndAwaitsTheRunning) {
   Shards shards(1);
-  auto pool = std::make_unique<BlockingPool>("test", 1, 8);
+  auto pool = std::make_unique<BlockingPool>("closing", 1, 1);
+  BlockingPool& alive = *pool;  // until its thread has been joined
   Plug running;
   Plug queued;
   std::promise<Result<int>> first;
   std::promise<Result<int>> second;
-  std::thread one([&] { first.set_value(BlockOn(shards.at(0), RunPlug(*pool, running, Late()))); });
+  std::thread one([&] { first.set_value(BlockOn(shards.at(0), RunPlug(alive, running, Late()))); });
   running.running.wait();
-  EXPECT_FALSE(BlockOn(shards.at(0), RunPlug(*pool, queued, Soon())).ok());
+  std::thread two([&] { second.set_value(BlockOn(shards.at(0), RunPlug(alive, queued, Late()))); });
+  const metrics::Gauge& waiting = metrics::Registry::Global().GetGauge(
+      "dsec_pool_queued", "Calls waiting for a thread of a blocking pool.", {{"pool", "closing"}});
+  while (waiting.value() < 1) std::this_thread::yield();
   std::thread destroyer([&] { pool.reset(); });
+  Plug probe;
+  std::string_view reason;
+  do {
+    reason = BlockOn(shards.at(0), RunPlug(alive, probe, Late())).error().reason();
+  } while (reason != "pool.closed");
   running.release.count_down();
   destroyer.join();
   one.join();
+  two.join();
   EXPECT_EQ(*first.get_future().get(), 5);
+  EXPECT_EQ(second.get_future().get().error().reason(), "pool.closed");
+  EXPECT_FALSE(queued.running.try_wait());
 }
 
 Task<void> JoinPeriodic(Periodic& periodic) {
