@@ -14,7 +14,7 @@ constexpr int64_t kSchemaVersion = 1;
 constexpr const char* kSchema =
     // ended_ms is 0 while the sandbox lives.
     "CREATE TABLE IF NOT EXISTS sandboxes("
-    // request_id is NULL when the create failed: it is free again.
+    // request_id is NULL when the record does not hold it.
     "  id TEXT PRIMARY KEY, request_id TEXT UNIQUE, ended_ms INTEGER NOT NULL, record BLOB NOT NULL"
     ") WITHOUT ROWID;"
     "CREATE INDEX IF NOT EXISTS sandboxes_ended ON sandboxes(ended_ms);"
@@ -32,6 +32,11 @@ Result<Message> Parse(std::string_view bytes, std::string_view what) {
 }
 
 }  // namespace
+
+bool HoldsRequest(const v1::SandboxRecord& record) {
+  return record.termination().cause() != model::cause::kCreateFailed &&
+         record.stop().cause() != model::cause::kCreateFailed;
+}
 
 Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& path) {
   DSEC_TRY(auto database, store::Database::Open(path));
@@ -102,7 +107,7 @@ Result<void> RecordStore::Write(store::Statement& statement, const v1::SandboxRe
     const uint64_t first_seq = next_node_seq_;
     auto write = [&]() -> Result<void> {
       statement.Bind(1, record.id()).Bind(3, record.ended_unix_ms()).BindBlob(4, bytes);
-      if (record.termination().cause() != model::cause::kCreateFailed) statement.Bind(2, record.request_id());
+      if (HoldsRequest(record)) statement.Bind(2, record.request_id());
       DSEC_TRY_VOID(statement.Run());
       if (database_.Changes() != 1) {
         return Error(Code::kInternal, "store.failed", "the record is not in the store");

@@ -23,6 +23,10 @@ struct Retention {
   uint64_t events = 200'000;
 };
 
+// Whether a repeat of the record's request_id is answered with the record. Not when its create has failed: then the request
+// may be sent again.
+bool HoldsRequest(const v1::SandboxRecord& record);
+
 // The durable records and events of this node (edge.db). Thread-safe; every call is synchronous, tens of microseconds, and
 // may wait for the page cache: shards call it through a BlockingPool, launch threads directly. What has returned ok survives
 // kill -9 of this process. Errors are those of store::Database.
@@ -42,7 +46,7 @@ class RecordStore {
   Result<void> AppendNodeEvent(const v1::Event& event);
 
   Result<std::optional<v1::SandboxRecord>> Find(std::string_view id);
-  // Never a record whose create failed.
+  // Never one for which HoldsRequest is false.
   Result<std::optional<v1::SandboxRecord>> FindByRequest(std::string_view request_id);
   // Every record that has not ended, in order of id.
   Result<std::vector<v1::SandboxRecord>> Live();
