@@ -54,7 +54,7 @@ def main():
     entries = {}
     for entry in json.loads((arguments.build / "compile_commands.json").read_text()):
         path = pathlib.Path(entry["file"]).resolve()
-        ours = any(path.is_relative_to(ROOT / part) for part in ("src", "apps")) and "testdata" not in path.parts
+        ours = any(path.is_relative_to(ROOT / part) for part in ("src", "apps")) and "testdata" not in path.parts and not path.stem.endswith(("_test", "_fuzz", "_bench"))
         if ours and (not arguments.files or any(str(path).endswith(name) for name in arguments.files)):
             entries.setdefault(path, entry)
     errors = []
