@@ -28,16 +28,15 @@
 //   directory. Of the rest the agent, as the maker, is the owner: cgroup.kill, cgroup.freeze,
 //   cpu.stat. The code sees its own directory as the root of all cgroups.
 //
-// Channel to init: kInitFd, SOCK_SEQPACKET, one struct a packet, fds by SCM_RIGHTS.
-//   init -> agent   InitReady once after launch, with one fd: O_PATH of the sandbox's root
-//   directory. agent -> init   ExecRequest, then InitStarted (with one fd: the pidfd of the
-//   process) and, after its end, InitEnded.
-//                   A request that fails before there is a process gets an ExecFailure on its
-//                   status pipe and no message.
-//   agent -> init   SignalAllRequest: a signal to every process of the sandbox except init. No
-//   answer. InitEnded of one id is always sent after its InitStarted. init never blocks on this
-//   socket; it keeps ends that do not fit and takes no new exec while kMaxExecs ends or runs are
-//   outstanding.
+// Channel to init: kInitFd, SOCK_SEQPACKET, one struct a packet, descriptors by SCM_RIGHTS.
+//   InitReady          from init once after launch, with O_PATH of the sandbox's root directory.
+//   ExecRequest        to init; answered by InitStarted with the pidfd of the process and, after
+//                      its end, always later, by InitEnded. A request that fails before there is a
+//                      process gets an ExecFailure on its status pipe and no message.
+//   SignalAllRequest   to init: a signal to every process of the sandbox but init. No answer.
+//   MakeFsRequest      to init; answered by InitFs.
+//   init never blocks on this socket. Answers that do not fit are kept and no further request is
+//   taken until they are delivered; at most kMaxExecs runs or undelivered ends are kept.
 
 #include <cstdint>
 
@@ -53,8 +52,7 @@ enum AgentFd : int {
   kPidsCgroupFd = 7,    // v1 pids directory of the code, O_RDONLY; not open where pids is on v2
   kTokenFd = 8,         // sealed memfd, exactly kTokenBytes: what Hello must carry
   kInitPidFd = 9,       // pidfd of init
-  kCpuCgroupFd =
-      10,  // v1 cpu directory of the code, O_RDONLY, for its cpu.stat; not open where cpu is on v2
+  kCpuCgroupFd = 10,    // v1 cpu directory of the code, O_RDONLY; not open where cpu is on v2
 };
 inline constexpr int kTokenBytes = 32;
 
@@ -77,22 +75,22 @@ enum MessageType : uint32_t {
 // How many execs may be running or ended and not yet delivered.
 inline constexpr uint32_t kMaxExecs = 4096;
 
-// Descriptors of an ExecRequest, in this order: payload, status, stdin, stdout, stderr, [cgroup],
-// [program], extra...
-//   payload  memfd with seals F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW, holding an ExecPayload
-//   and its strings. status   write end of a pipe made by the agent. Nothing written and EOF: the
-//   program runs. One ExecFailure and EOF: it
-//            does not (if InitStarted came as well, InitEnded follows and has no meaning). The
-//            agent closes its own copy after sending.
-//   stdin, stdout, stderr   become 0, 1, 2 of the program. For a terminal all three are the slave.
-//   cgroup   kHasCgroup: v2 directory to start in; without it the child starts in code/init.
-//   program  kHasProgram: the file to execute, whatever argv[0] says (an ELF binary: a `#!` file
-//   cannot be run by
-//            descriptor). Give the shell this way, opened in the pristine lower layer, so that an
-//            overwritten /bin/sh changes nothing. Without it argv[0] is executed: as a path if it
-//            holds a slash, else searched in PATH of the payload's environment (kDefaultPath when
-//            it has none).
-//   extra    extra_fds of them become 3, 4, ... of the program, inherited by its children unless it
+// Descriptors of an ExecRequest: payload, status, stdin, stdout, stderr, [cgroup], [program],
+// extra... in this order.
+//
+// - payload: memfd with seals F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW, holding an ExecPayload
+//   and its strings.
+// - status: write end of a pipe made by the agent, which closes its own copy after sending. Nothing
+//   written and EOF: the program runs. One ExecFailure and EOF: it does not; if InitStarted came as
+//   well, the InitEnded that follows has no meaning.
+// - stdin, stdout, stderr: become 0, 1, 2 of the program. For a terminal all three are the slave.
+// - cgroup (kHasCgroup): v2 directory to start in; without it the child starts in code/init.
+// - program (kHasProgram): the file to execute, whatever argv[0] says. An ELF binary: a `#!` file
+//   cannot be run by descriptor. Give the shell this way, opened in the pristine lower layer, so
+//   that an overwritten /bin/sh changes nothing. Without it argv[0] is executed: as a path if it
+//   holds a slash, else searched in PATH of the payload's environment (kDefaultPath when it has
+//   none).
+// - extra (extra_fds of them): become 3, 4, ... of the program, inherited by its children unless it
 //   closes them.
 //
 // A script: write `exec 3<&-;` followed by the script's bytes into a sealed memfd, pass it (opened
@@ -112,8 +110,8 @@ inline constexpr uint32_t kMaxExtraFds = 4;
 inline constexpr uint32_t kMaxRequestFds = 7 + kMaxExtraFds;
 
 inline constexpr uint32_t kPayloadMagic = 0x50584544;  // "DEXP"
-inline constexpr uint32_t kMaxPayloadBytes =
-    8u << 20;                                      // the kernel's own limit on argv + env is lower
+// The kernel's own limit on argv and environment together is lower.
+inline constexpr uint32_t kMaxPayloadBytes = 8u << 20;
 inline constexpr uint32_t kMaxStrings = 1u << 16;  // argc, and envc
 inline constexpr uint32_t kMaxGroups = 64;
 inline constexpr uint32_t kMaxRlimits = 16;
@@ -146,8 +144,8 @@ struct ExecPayload {
   uint64_t cpu_mask[kCpuMaskWords] = {};  // all zero: init's own affinity, that of the launch plan
 };
 enum PayloadFlag : uint32_t {
-  kControllingTty = 1
-};  // stdin is a terminal: make it the controlling one
+  kControllingTty = 1,  // stdin is a terminal: make it the controlling one
+};
 
 // Where a start failed. Values are stable; names by ExecStepName.
 enum class ExecStep : uint32_t {
@@ -204,6 +202,10 @@ struct SignalAllRequest {
   int32_t signal = 0;
 };
 
+// A tmpfs for the agent's own use, mounted nowhere: its memory is the sandbox's, its files belong
+// to the sandbox's ids (root's mode 0700; the agent takes setfsuid(1)/setfsgid(1) to make files),
+// its size is bounded. It lives as long as somebody holds a descriptor in it. Neither bound may be
+// 0.
 struct MakeFsRequest {
   uint32_t type = kMakeFs;
   uint32_t max_inodes = 0;
@@ -232,6 +234,7 @@ struct InitEnded {
   uint64_t max_rss_bytes = 0;
 };
 
+// The detached mount comes along, or the errno. Answers come in the order of the requests.
 struct InitFs {
   uint32_t type = kFs;
   int32_t sys_errno = 0;  // 0: one fd comes with it

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -296,6 +297,42 @@ TEST_F(Exec, SignalAll_ReachesEveryProcessButInit) {
   ASSERT_TRUE(sandbox_->SignalAll(SIGKILL).ok());
   EXPECT_EQ(WTERMSIG(sandbox_->Finish(*b)->wait_status), SIGKILL);
   EXPECT_TRUE(sandbox_->Guest({"true"})->Exited(0));
+}
+
+TEST_F(Exec, PrivateFileSystem_BoundedAndOfTheSandboxsIds) {
+  ASSERT_NE(Launched(), nullptr);
+  auto ask = [&](uint64_t bytes, uint32_t inodes) {
+    sandbox_->fs_errno.reset();
+    EXPECT_TRUE(sandbox_->MakeFs(bytes, inodes).ok());
+    while (!sandbox_->fs_errno.has_value()) ASSERT_TRUE(sandbox_->TakeMessage(In(10)).ok());
+  };
+  ask(0, 10);
+  EXPECT_EQ(*sandbox_->fs_errno, EINVAL);
+  ask(65536, 0);
+  EXPECT_EQ(*sandbox_->fs_errno, EINVAL);
+  EXPECT_FALSE(sandbox_->fs.valid());
+  ask(65536, 4);
+  ASSERT_EQ(*sandbox_->fs_errno, 0);
+  ASSERT_TRUE(sandbox_->fs.valid());
+  struct stat info;
+  ASSERT_EQ(::fstat(sandbox_->fs.get(), &info), 0);
+  EXPECT_EQ(info.st_uid, sandbox_->id_base);
+  EXPECT_EQ(info.st_mode, S_IFDIR | 0700u);
+  // The test is root of the host, whom the file system does not know.
+  ::setfsgid(sandbox_->id_base);
+  ::setfsuid(sandbox_->id_base);
+  auto big = os::CreateFile(sandbox_->fs.get(), "big", std::string(100000, 'x'), 0600);
+  auto second = os::CreateFile(sandbox_->fs.get(), "second", "", 0600);
+  auto third = os::CreateFile(sandbox_->fs.get(), "third", "", 0600);
+  auto fourth = os::CreateFile(sandbox_->fs.get(), "fourth", "", 0600);
+  ::setfsuid(0);
+  ::setfsgid(0);
+  EXPECT_EQ(big.error().sys_errno(), ENOSPC);
+  EXPECT_TRUE(second.ok()) << second.error().ToString();
+  EXPECT_TRUE(third.ok());
+  EXPECT_EQ(fourth.error().sys_errno(), ENOSPC);
+  EXPECT_THAT(sandbox_->Guest({"cat", "/proc/self/mountinfo"})->out,
+              ::testing::Not(HasSubstr("size=64k")));
 }
 
 TEST_F(Exec, Orphans_AllReaped) {

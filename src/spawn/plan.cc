@@ -63,6 +63,7 @@ Result<void> SlotPlan::Validate() const {
   DSEC_TRY_VOID(CheckFd("init_dir_fd", init_dir_fd));
   if (memory_dir_fd >= 0) DSEC_TRY_VOID(CheckFd("memory_dir_fd", memory_dir_fd));
   if (pids_dir_fd >= 0) DSEC_TRY_VOID(CheckFd("pids_dir_fd", pids_dir_fd));
+  if (cpu_dir_fd >= 0) DSEC_TRY_VOID(CheckFd("cpu_dir_fd", cpu_dir_fd));
   if (v1_procs_fds.size() > wire::kMaxV1) {
     return Bad("v1_procs_fds",
                fmt::format("{} hierarchies, at most {}", v1_procs_fds.size(), wire::kMaxV1));
@@ -77,11 +78,13 @@ wire::Slot SlotPlan::Encode(std::vector<int>& fds, uint32_t timeout_ms) const {
   slot.id_base = id_base;
   slot.has_memory = memory_dir_fd >= 0 ? 1 : 0;
   slot.has_pids = pids_dir_fd >= 0 ? 1 : 0;
+  slot.has_cpu = cpu_dir_fd >= 0 ? 1 : 0;
   slot.v1_count = static_cast<uint32_t>(v1_procs_fds.size());
   slot.timeout_ms = timeout_ms;
   fds = {listen_fd, token_fd, slot_dir_fd, agent_dir_fd, init_dir_fd};
   if (memory_dir_fd >= 0) fds.push_back(memory_dir_fd);
   if (pids_dir_fd >= 0) fds.push_back(pids_dir_fd);
+  if (cpu_dir_fd >= 0) fds.push_back(cpu_dir_fd);
   fds.insert(fds.end(), v1_procs_fds.begin(), v1_procs_fds.end());
   return slot;
 }

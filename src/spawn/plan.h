@@ -28,6 +28,7 @@ struct SlotPlan {
   int init_dir_fd = -1;
   int memory_dir_fd = -1;  // v1 memory directory of the code, -1 on v2
   int pids_dir_fd = -1;    // v1 pids directory of the code, -1 on v2
+  int cpu_dir_fd = -1;     // v1 cpu directory of the code, -1 on v2
   std::vector<int>
       v1_procs_fds;  // cgroup.procs of the code's group in each v1 hierarchy, open for writing
 

@@ -64,12 +64,12 @@ TEST_F(SlotPlans, BadValue_FieldNamed) {
 TEST_F(SlotPlans, Encoded_WellFormedWithItsDescriptorsOnly) {
   for (bool v1 : {false, true}) {
     if (v1) {
-      plan_.memory_dir_fd = plan_.pids_dir_fd = null_.get();
+      plan_.memory_dir_fd = plan_.pids_dir_fd = plan_.cpu_dir_fd = null_.get();
       plan_.v1_procs_fds.assign(7, null_.get());
     }
     std::vector<int> fds;
     wire::Slot slot = plan_.Encode(fds, 1000);
-    EXPECT_EQ(fds.size(), v1 ? 14u : 5u);
+    EXPECT_EQ(fds.size(), v1 ? 15u : 5u);
     EXPECT_TRUE(wire::WellFormed(slot, sizeof(slot), fds.size()));
     EXPECT_FALSE(wire::WellFormed(slot, sizeof(slot), fds.size() - 1));
     EXPECT_FALSE(wire::WellFormed(slot, sizeof(slot) - 1, fds.size()));

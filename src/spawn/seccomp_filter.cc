@@ -354,7 +354,7 @@ class Filter {
     DSEC_TRY_VOID(filter.Check(seccomp_attr_set(filter.context_.get(), SCMP_FLTATR_CTL_OPTIMIZE, 2),
                                "optimize"));
     DSEC_TRY_VOID(filter.Check(
-        seccomp_attr_set(filter.context_.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS),
+        seccomp_attr_set(filter.context_.get(), SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_ERRNO(ENOSYS)),
         "foreign architectures"));
     return filter;
   }

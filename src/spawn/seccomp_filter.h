@@ -10,22 +10,17 @@ namespace dsec::spawn {
 
 // Three classic BPF programs (arrays of sock_filter). The kernel runs all that a process has and
 // takes the strictest answer; a call that all of them allow whatever its arguments costs nothing
-// (its seccomp cache).
+// (its seccomp cache). The spawner installs the first two in itself, each exec gets the third.
 //
-//   allow      by number: what Docker's default profile lets an unprivileged container call, and
-//   what the platform's own
-//              processes need. All else: EPERM; calls newer than this list: ENOSYS, so that
-//              libraries fall back. `sync` does nothing and succeeds: it would flush the whole
-//              host, and nothing of a sandbox outlives it.
-//   arguments  by arguments: socket families and netlink protocols, ioctls that change or exhaust a
-//   shared file system,
-//              terminals' injection ioctls. Compared as the kernel reads them, on the low 32 bits.
-//   code       what the platform needs and code in a sandbox does not: mounts, namespaces, host
-//   name; clone3 answers ENOSYS,
-//              as its flags cannot be read by a filter and libraries then use clone.
-//
-// The spawner installs the first two in itself, each exec gets the third. Another ABI (32 bits,
-// x32) kills the process.
+// - allow: by number. What Docker's default profile lets an unprivileged container call, and what
+//   the platform's own processes need. All else: EPERM; calls newer than this list and other ABIs
+//   (32 bits, x32): ENOSYS, so that libraries fall back and no kernel log is written. `sync` does
+//   nothing and succeeds: it would flush the whole host, and nothing of a sandbox outlives it.
+// - arguments: socket families and netlink protocols, ioctls that change or exhaust a shared file
+//   system, ioctls that inject input into terminals. Compared as the kernel reads them, on the low
+//   32 bits.
+// - code: what the platform needs and code in a sandbox does not: mounts, namespaces, host name.
+//   clone3 answers ENOSYS: a filter cannot read its flags, and libraries then use clone.
 struct SeccompFilters {
   std::vector<uint8_t> allow;
   std::vector<uint8_t> arguments;

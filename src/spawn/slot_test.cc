@@ -38,8 +38,17 @@ std::string HostFile(const std::string& path) {
 TEST_F(Slots, Agent_HasItsDescriptorsAndNothingElse) {
   Sandbox* sandbox = Launched();
   ASSERT_NE(sandbox, nullptr);
-  // 10 and 11 are the connection to this test and the root that init has sent.
-  EXPECT_EQ(*sandbox->Ask("n"), "0 1 2 3 4 5 6 7 8 9 10 11 ");
+  // The last two are the connection to this test and the root that init has sent.
+  const SlotCgroups& groups = *sandbox->cgroups;
+  std::string expected = "0 1 2 3 4 5 ";
+  int free = 2;
+  for (auto [dir, fd] : {std::pair(&groups.memory_dir, 6), std::pair(&groups.pids_dir, 7)}) {
+    if (dir->valid() || free-- > 0) expected += fmt::format("{} ", fd);
+  }
+  expected += "8 9 ";
+  if (groups.cpu_dir.valid() || free-- > 0) expected += "10 ";
+  for (int fd = 11; free > 0; --free) expected += fmt::format("{} ", fd++);
+  EXPECT_EQ(*sandbox->Ask("n"), expected);
   std::string hex;
   for (char c : sandbox->token) hex += fmt::format("{:02x}", static_cast<unsigned char>(c));
   EXPECT_EQ(*sandbox->Ask("K"), fmt::format("{} {}", abi::kTokenBytes, hex));

@@ -149,8 +149,10 @@ struct Slot {
   uint32_t id_base = 0;
   uint32_t has_memory = 0;
   uint32_t has_pids = 0;
+  uint32_t has_cpu = 0;
   uint32_t v1_count = 0;
   uint32_t timeout_ms = 0;
+  uint32_t reserved = 0;
 };
 inline constexpr size_t kSlotFixedFds = 5;
 inline constexpr size_t kSlotReplyFds = 3;
@@ -197,9 +199,9 @@ inline bool WellFormed(const Start& start, size_t size, size_t fds) {
 }
 inline bool WellFormed(const Slot& slot, size_t size, size_t fds) {
   return size == sizeof(Slot) && slot.magic == kSlotMagic && slot.version == kVersion &&
-         slot.has_memory <= 1 && slot.has_pids <= 1 && slot.v1_count <= kMaxV1 &&
-         slot.agent_uid != 0 && slot.id_base != 0 &&
-         fds == kSlotFixedFds + slot.has_memory + slot.has_pids + slot.v1_count;
+         slot.has_memory <= 1 && slot.has_pids <= 1 && slot.has_cpu <= 1 &&
+         slot.v1_count <= kMaxV1 && slot.agent_uid != 0 && slot.id_base != 0 &&
+         fds == kSlotFixedFds + slot.has_memory + slot.has_pids + slot.has_cpu + slot.v1_count;
 }
 inline bool Terminated(const char* text, size_t room) {
   for (size_t i = 0; i < room; ++i) {

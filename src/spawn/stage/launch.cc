@@ -119,8 +119,7 @@ int MountShm(int root, const wire::Launch& plan) {
   const FsOption options[] = {
       {"source", "shm"}, {"size", size}, {"nr_inodes", inodes}, {"mode", "1777"}};
   UniqueFd mount;
-  int error = NewFileSystem("tmpfs", options,
-                            MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC, &mount);
+  int error = NewFileSystem("tmpfs", options, kDataAttributes, &mount);
   if (error != 0) return error;
   return ::move_mount(mount.get(), "", root, "dev/shm", MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
 }
@@ -159,7 +158,7 @@ int AttachRoot(int mount, UniqueFd* root) {
 
 int PrepareProc() {
   UniqueFd proc;
-  int error = NewFileSystem("proc", {}, kProcAttributes, &proc);
+  int error = NewFileSystem("proc", {}, kDataAttributes, &proc);
   if (error != 0) return error;
   if (::move_mount(proc.get(), "", AT_FDCWD, kInitProc, MOVE_MOUNT_F_EMPTY_PATH) != 0)
     return -errno;

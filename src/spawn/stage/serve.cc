@@ -102,6 +102,7 @@ class Server {
       uint32_t type = 0;
       abi::ExecRequest exec;
       abi::SignalAllRequest signal_all;
+      abi::MakeFsRequest make_fs;
     } request;
     int fds[abi::kMaxRequestFds];
     size_t count = abi::kMaxRequestFds;
@@ -112,9 +113,10 @@ class Server {
     auto bytes = static_cast<size_t>(size);
     if (bytes == sizeof(request.exec) && request.type == abi::kExec) {
       Exec(request.exec, fds, count);
-    } else if (bytes == sizeof(request.signal_all) && request.type == abi::kSignalAll &&
-               request.signal_all.signal > 0) {
-      ::kill(-1, request.signal_all.signal);
+    } else if (bytes == sizeof(request.signal_all) && request.type == abi::kSignalAll) {
+      if (request.signal_all.signal > 0) ::kill(-1, request.signal_all.signal);
+    } else if (bytes == sizeof(request.make_fs) && request.type == abi::kMakeFs) {
+      MakeFs(request.make_fs);
     }
     CloseAll(fds, count);
   }
@@ -145,6 +147,28 @@ class Server {
     run->pid = pid;
     run->pidfd = pidfd;
     DeliverRun(*run);
+  }
+
+  void MakeFs(const abi::MakeFsRequest& request) {
+    char size[24], inodes[16];
+    std::snprintf(size, sizeof(size), "%llu", static_cast<unsigned long long>(request.max_bytes));
+    std::snprintf(inodes, sizeof(inodes), "%u", request.max_inodes);
+    const FsOption options[] = {
+        {"source", "none"}, {"size", size}, {"nr_inodes", inodes}, {"mode", "0700"}};
+    // tmpfs takes 0 for "no limit".
+    bool bounded = request.max_bytes > 0 && request.max_inodes > 0;
+    fs_error_ = bounded ? NewFileSystem("tmpfs", options, kDataAttributes, &fs_) : -EINVAL;
+    fs_waits_ = true;
+    DeliverFs();
+  }
+
+  void DeliverFs() {
+    abi::InitFs message;
+    message.sys_errno = -fs_error_;
+    int fd = fs_.get();
+    if (!Send(&message, sizeof(message), &fd, fs_error_ == 0 ? 1 : 0)) return;
+    fs_.Reset();
+    fs_waits_ = false;
   }
 
   Run* FreeRun() {
@@ -207,6 +231,7 @@ class Server {
     for (uint32_t i = 0; i < runs_top && !backlog_; ++i) {
       if (runs[i].pid != 0 && (runs[i].ended || runs[i].pidfd > 0)) DeliverRun(runs[i]);
     }
+    if (fs_waits_ && !backlog_) DeliverFs();
   }
 
   bool Send(const void* data, size_t size, const int* fds, size_t count) {
@@ -221,6 +246,11 @@ class Server {
   ServeState state_;
   bool backlog_ = false;  // something waits to be sent
   bool starved_ = false;  // and what it waits for is not room in the queue
+  // The one answer to a MakeFsRequest that may be waiting: while something waits no request is
+  // taken.
+  os::UniqueFd fs_;
+  int fs_error_ = 0;
+  bool fs_waits_ = false;
   char own_score_[16] = {};
   char child_score_[16] = {};
   size_t own_length_ = 0;

@@ -37,14 +37,16 @@ struct SlotFds {
   int listen, token, slot_dir, agent_dir, init_dir;
   int memory_dir = -1;
   int pids_dir = -1;
+  int cpu_dir = -1;
   const int* v1_procs;
 };
 
 SlotFds NameFds(const wire::Slot& slot, const int* fds) {
-  SlotFds named = {fds[0], fds[1], fds[2], fds[3], fds[4], -1, -1, nullptr};
+  SlotFds named = {fds[0], fds[1], fds[2], fds[3], fds[4], -1, -1, -1, nullptr};
   const int* next = fds + wire::kSlotFixedFds;
   if (slot.has_memory != 0) named.memory_dir = *next++;
   if (slot.has_pids != 0) named.pids_dir = *next++;
+  if (slot.has_cpu != 0) named.cpu_dir = *next++;
   named.v1_procs = next;
   return named;
 }
@@ -90,7 +92,7 @@ int BecomeRootOfA() {
 
 int CoverProc() {
   UniqueFd proc;
-  int error = NewFileSystem("proc", {}, kProcAttributes, &proc);
+  int error = NewFileSystem("proc", {}, kDataAttributes, &proc);
   if (error != 0) return error;
   return ::move_mount(proc.get(), "", AT_FDCWD, "/proc", MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
 }
@@ -140,11 +142,11 @@ int ConfigureNetwork() {
 
   AwaitGo(sync);
   // On success the descriptor of `sync` closes with the exec, which is what the spawner waits for.
-  constexpr int kSync = 10;
-  constexpr int kImage = 11;
-  int src[12] = {shared.dev_null, shared.dev_null, shared.log, fds.listen, channel,
+  constexpr int kSync = 11;
+  constexpr int kImage = 12;
+  int src[13] = {shared.dev_null, shared.dev_null, shared.log, fds.listen, channel,
                  fds.slot_dir,    fds.token,       pidfd,      sync,       shared.agent_image};
-  int dst[12] = {0,
+  int dst[13] = {0,
                  1,
                  2,
                  abi::kListenFd,
@@ -155,19 +157,20 @@ int ConfigureNetwork() {
                  kSync,
                  kImage};
   size_t count = 10;
-  if (fds.memory_dir >= 0) {
-    src[count] = fds.memory_dir;
-    dst[count++] = abi::kMemoryCgroupFd;
-  }
-  if (fds.pids_dir >= 0) {
-    src[count] = fds.pids_dir;
-    dst[count++] = abi::kPidsCgroupFd;
+  const int optional[][2] = {{fds.memory_dir, abi::kMemoryCgroupFd},
+                             {fds.pids_dir, abi::kPidsCgroupFd},
+                             {fds.cpu_dir, abi::kCpuCgroupFd}};
+  for (const auto& [from, to] : optional) {
+    if (from < 0) continue;
+    src[count] = from;
+    dst[count++] = to;
   }
   reply = {};
   error = PlaceFds(src, dst, count, false);
   if (error != 0) FailStage(sync, clock, Step::kExecAgent, error);
-  if (fds.memory_dir < 0) ::close(abi::kMemoryCgroupFd);
-  if (fds.pids_dir < 0) ::close(abi::kPidsCgroupFd);
+  for (const auto& [from, to] : optional) {
+    if (from < 0) ::close(to);
+  }
   if (::close_range(kImage + 1, ~0u, 0) != 0) FailStage(kSync, clock, Step::kExecAgent, -errno);
   ::fcntl(kSync, F_SETFD, FD_CLOEXEC);
   ::fcntl(kImage, F_SETFD, FD_CLOEXEC);

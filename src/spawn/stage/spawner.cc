@@ -22,7 +22,7 @@ namespace {
 using wire::Step;
 
 constexpr int kControl = 3;
-constexpr size_t kMaxFds = wire::kSlotFixedFds + 2 + wire::kMaxV1;
+constexpr size_t kMaxFds = wire::kSlotFixedFds + 3 + wire::kMaxV1;
 
 // The three programs as handed over; the last one is used by every exec for as long as there are
 // sandboxes.

@@ -84,7 +84,8 @@ struct FsOption {
   const char* key;
   const char* value;
 };
-inline constexpr uint64_t kProcAttributes =
+// For file systems that hold neither programs nor devices.
+inline constexpr uint64_t kDataAttributes =
     MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
 // A new file system as a detached mount.
 int NewFileSystem(const char* type, std::span<const FsOption> options, uint64_t attributes,

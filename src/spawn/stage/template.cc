@@ -72,7 +72,7 @@ int EnterPrivateRoot(StepClock& clock) {
     return clock.Fail(wire::Step::kTemplate, -errno);
   }
   UniqueFd proc;
-  error = NewFileSystem("proc", {}, kProcAttributes, &proc);
+  error = NewFileSystem("proc", {}, kDataAttributes, &proc);
   if (error != 0) return clock.Fail(wire::Step::kTemplate, error);
   // A nested user namespace may mount a /proc only where a complete one is visible already: this
   // one, which the stages inherit and cover with their own.

@@ -191,6 +191,9 @@ Result<std::unique_ptr<SlotCgroups>> SlotCgroups::Create(uint32_t agent_uid, uin
     if (controller == "pids") {
       DSEC_TRY(made->pids_dir, OpenDir(path));
     }
+    if (controller == "cpu") {
+      DSEC_TRY(made->cpu_dir, OpenDir(path));
+    }
   }
   return made;
 }
@@ -282,6 +285,7 @@ Result<std::unique_ptr<Sandbox>> Sandbox::MakeSlot(Spawner& spawner) {
   plan.init_dir_fd = sandbox->cgroups->init_dir.get();
   plan.memory_dir_fd = sandbox->cgroups->memory_dir.get();
   plan.pids_dir_fd = sandbox->cgroups->pids_dir.get();
+  plan.cpu_dir_fd = sandbox->cgroups->cpu_dir.get();
   for (const UniqueFd& fd : sandbox->cgroups->v1_procs) plan.v1_procs_fds.push_back(fd.get());
   MonoTime begin = Clock::System().Mono();
   DSEC_TRY(sandbox->process,
@@ -472,6 +476,11 @@ Result<void> Sandbox::TakeMessage(MonoTime deadline) {
     if (!started.contains(message.id))
       return Error(Code::kInternal, "test.init", "InitEnded before InitStarted");
     ended[message.id] = message;
+  } else if (type == abi::kFs) {
+    abi::InitFs message;
+    std::memcpy(&message, packet.data.data(), sizeof(message));
+    fs_errno = message.sys_errno;
+    if (!packet.fds.empty()) fs = std::move(packet.fds[0]);
   } else {
     return Error(Code::kInternal, "test.init", fmt::format("message type {}", type));
   }
@@ -537,6 +546,14 @@ Result<std::string> Sandbox::ReadLine(RunningExec& run) {
 Result<void> Sandbox::SignalAll(int signal) {
   abi::SignalAllRequest request;
   request.signal = signal;
+  return os::SendPacket(channel.get(),
+                        {reinterpret_cast<const uint8_t*>(&request), sizeof(request)}, {});
+}
+
+Result<void> Sandbox::MakeFs(uint64_t max_bytes, uint32_t max_inodes) {
+  abi::MakeFsRequest request;
+  request.max_bytes = max_bytes;
+  request.max_inodes = max_inodes;
   return os::SendPacket(channel.get(),
                         {reinterpret_cast<const uint8_t*>(&request), sizeof(request)}, {});
 }

@@ -35,7 +35,7 @@ class SlotCgroups {
   os::UniqueFd slot_dir, agent_dir, init_dir;
   std::vector<std::string> v1_paths;
   std::vector<os::UniqueFd> v1_procs;
-  os::UniqueFd memory_dir, pids_dir;
+  os::UniqueFd memory_dir, pids_dir, cpu_dir;
 };
 
 struct ExecSpec {
@@ -96,7 +96,12 @@ class Sandbox {
   // First line that `run` prints.
   Result<std::string> ReadLine(RunningExec& run);
   Result<void> SignalAll(int signal);
-  // One message of init into `started` or `ended`.
+  // Asks for a private file system; the answer is in `fs` and `fs_errno` once TakeMessage has seen
+  // it.
+  Result<void> MakeFs(uint64_t max_bytes, uint32_t max_inodes);
+  std::optional<int> fs_errno;
+  os::UniqueFd fs;
+  // One message of init into `started`, `ended` or `fs`.
   Result<void> TakeMessage(MonoTime deadline);
 
   uint32_t agent_uid = 0;
