@@ -68,7 +68,7 @@ TEST_F(Isolation, ProcessList_InitAndItsOwnOnly) {
 
 TEST_F(Isolation, Masks_HideWhatTheHostHas) {
   ASSERT_NE(Launched(), nullptr);
-  const char* const kFiles[] = {
+  const char* const files[] = {
       "buddyinfo",  "cgroups",  "cmdline",      "config.gz",  "diskstats",   "dma",
       "interrupts", "iomem",    "ioports",      "kallsyms",   "kcore",       "key-users",
       "keys",       "kmsg",     "kpagecgroup",  "kpagecount", "kpageflags",  "misc",
@@ -76,7 +76,7 @@ TEST_F(Isolation, Masks_HideWhatTheHostHas) {
       "slabinfo",   "softirqs", "swaps",        "timer_list", "timer_stats", "vmallocinfo",
       "vmstat",     "zoneinfo", "latency_stats"};
   int present = 0;
-  for (const char* name : kFiles) {
+  for (const char* name : files) {
     std::string path = fmt::format("/proc/{}", name);
     if (::access(path.c_str(), F_OK) != 0) continue;
     ++present;

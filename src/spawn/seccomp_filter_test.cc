@@ -77,7 +77,7 @@ struct Call {
 
 // Arguments are such that the kernel refuses them with another error, so that the filter's own
 // answer shows and nothing happens without it.
-const Call kRefused[] = {
+const Call refused_calls[] = {
     {"io_uring_setup", EPERM, [] { return ::syscall(SYS_io_uring_setup, 0, nullptr); }},
     {"io_uring_enter", EPERM,
      [] { return ::syscall(SYS_io_uring_enter, -1, 0, 0, 0, nullptr, 0); }},
@@ -144,7 +144,7 @@ const Call kRefused[] = {
 };
 
 TEST(SeccompFilter, RefusedCall_FilterAnswersInsteadOfTheKernel) {
-  for (const Call& call : kRefused) {
+  for (const Call& call : refused_calls) {
     EXPECT_EQ(Probe(true, call.run), call.expected) << call.name;
     int bare = Probe(false, call.run);
     // A kernel built without the family, protocol or call answers the same by itself.
@@ -224,7 +224,7 @@ TEST(SeccompFilter, CloneFlags_HighHalfHidesNothing) {
 }
 
 TEST(SeccompFilter, OrdinaryCall_Allowed) {
-  const Call kAllowedCalls[] = {
+  const Call allowed_calls[] = {
       {"socket(AF_INET)", kNotErrno, [] { return ::syscall(SYS_socket, AF_INET, SOCK_STREAM, 0); }},
       {"socket(AF_INET6)", kNotErrno,
        [] { return ::syscall(SYS_socket, AF_INET6, SOCK_DGRAM, 0); }},
@@ -240,7 +240,7 @@ TEST(SeccompFilter, OrdinaryCall_Allowed) {
       {"a call of the future", ENOSYS, [] { return ::syscall(500); }},
       {"listmount", ENOSYS, [] { return ::syscall(458, nullptr, nullptr, 0, 0); }},
   };
-  for (const Call& call : kAllowedCalls)
+  for (const Call& call : allowed_calls)
     EXPECT_EQ(Probe(true, call.run), call.expected) << call.name;
 }
 

@@ -283,8 +283,8 @@ TEST_F(StuckSlot, AgentNotExecutable_StepNamedAndNothingStaysAlive) {
 class Launching : public SpawnTest {
  protected:
   void ExpectFailure(const char* step, int error, const LaunchPlan& plan, os::UniqueFd root,
-                     std::vector<os::UniqueFd> views = {}) {
-    auto report = sandbox_->Launch(plan, std::move(root), std::move(views));
+                     const std::vector<os::UniqueFd>& views = {}) {
+    auto report = sandbox_->Launch(plan, std::move(root), views);
     ASSERT_FALSE(report.ok()) << step;
     EXPECT_EQ(report.error().reason(), "spawn.launch_failed") << report.error().ToString();
     EXPECT_THAT(report.error().message(), HasSubstr(fmt::format("step {}", step)));
@@ -328,7 +328,7 @@ TEST_F(Launching, ViewWithoutTarget_StepNamed) {
   plan.views = {{"/proc/no-such-entry"}};
   std::vector<os::UniqueFd> views;
   views.push_back(View("x"));
-  ExpectFailure("views", ENOENT, plan, sandbox_->NewRoot().value(), std::move(views));
+  ExpectFailure("views", ENOENT, plan, sandbox_->NewRoot().value(), views);
 }
 
 TEST_F(Launching, LimitAboveTheHosts_StepNamed) {
@@ -359,7 +359,7 @@ TEST_F(Launching, Views_ShowTheirContentReadOnly) {
   auto sys_mount = std::move(*sys).Mount(0);
   ASSERT_TRUE(os::MakeDir(sys_mount->get(), "devices", 0755).ok());
   views.push_back(std::move(*sys_mount));
-  auto report = sandbox_->Launch(plan, {}, std::move(views));
+  auto report = sandbox_->Launch(plan, {}, views);
   ASSERT_TRUE(report.ok()) << report.error().ToString();
   auto cat = sandbox_->Guest({"cat", "/proc/cpuinfo", "/proc/loadavg"});
   EXPECT_EQ(cat->out, "one core\n0 0 0\n");

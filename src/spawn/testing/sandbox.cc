@@ -347,7 +347,7 @@ Result<UniqueFd> Sandbox::NewHostImageRoot() {
 }
 
 Result<LaunchReport> Sandbox::Launch(const LaunchPlan& plan, UniqueFd new_root,
-                                     std::vector<UniqueFd> views) {
+                                     const std::vector<UniqueFd>& views) {
   if (!new_root.valid()) {
     DSEC_TRY(new_root, NewRoot());
   }

@@ -82,7 +82,7 @@ class Sandbox {
   Result<os::UniqueFd> NewHostImageRoot();
   // Launches with `root` (or a NewRoot) and connects.
   Result<LaunchReport> Launch(const LaunchPlan& plan, os::UniqueFd root = {},
-                              std::vector<os::UniqueFd> views = {});
+                              const std::vector<os::UniqueFd>& views = {});
   static LaunchPlan DefaultPlan();
 
   // Asks the test agent.
