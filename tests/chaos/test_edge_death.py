@@ -39,7 +39,7 @@ def test_case_093_edge_crash_and_restart(node):
         for box_id in ids[:5]:
             assert client.get(box_id).session("s").run("pwd; echo $KEPT").stdout == b"/tmp\n1\n"
         for box_id in ids:
-            assert client.delete(box_id)["state"] == "STOPPED"
+            assert client.delete(box_id)["state"] == "stopped"
 
 
 def test_same_op_id_never_runs_twice_over_a_crash(node):
@@ -86,7 +86,7 @@ def test_kill_in_the_middle_of_creates_and_deletes(node):
         with node.client() as client:
             assert client.get(keep.id).run_shell("echo ok").stdout == b"ok\n"
             for box in client.list():
-                if box.state == "RUNNING":
+                if box.state == "running":
                     assert box.run_shell("echo ok").stdout == b"ok\n"
             for box in list(client.list()):
                 client.delete(box.id)
@@ -111,7 +111,7 @@ def test_agent_death_is_one_infrastructure_failure(node):
         assert victims
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: box.refresh()["state"] == "FAILED", 10, "the death is noticed")
+        wait_until(lambda: box.refresh()["state"] == "failed", 10, "the death is noticed")
         assert box.info["termination"]["cause"] == "agent_died" and box.info["termination"]["fault"] == "infrastructure"
         with pytest.raises(errors.SandboxEndedError) as caught:
             box.run_shell("true")

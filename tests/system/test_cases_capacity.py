@@ -66,7 +66,7 @@ def test_case_098_failure_frees_capacity(node, client, full):
             agents.append(int(pid))
     for pid in agents:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: all(box.refresh()["state"] == "FAILED" for box in full), 15, "the four fail")
+    wait_until(lambda: all(box.refresh()["state"] == "failed" for box in full), 15, "the four fail")
     fresh = client.run_container(args(memory_limit_mb=64), timeout=20)
     assert fresh.exec(["true"]).ok
     fresh.stop()

@@ -19,7 +19,7 @@ def test_case_073_burst_of_creates(node, client):
         with concurrent.futures.ThreadPoolExecutor(64) as pool:
             boxes = list(pool.map(lambda _: client.run_container(args(memory_limit_mb=64)), range(150)))
             assert all(r.ok for r in pool.map(lambda b: b.exec(["true"]), boxes))
-            assert all(r["state"] == "STOPPED" for r in pool.map(lambda b: b.stop(), boxes))
+            assert all(r["state"] == "stopped" for r in pool.map(lambda b: b.stop(), boxes))
         assert len({box.id for box in boxes}) == 150
     wait_until(lambda: client.node()["live"] == 0, 30, "nothing is live")
 
@@ -44,7 +44,7 @@ def test_case_074_same_key_one_sandbox(node, client):
         assert again.run_container(args(), request_id="case74").id == boxes[0].id
         again.delete(boxes[0].id)
         ended = again.run_container(args(), request_id="case74")
-        assert ended.id == boxes[0].id and ended.state == "STOPPED"
+        assert ended.id == boxes[0].id and ended.state == "stopped"
 
 
 CREATOR = """
@@ -82,14 +82,14 @@ def test_case_078_delete_works_in_every_state_and_twice(client):
     box = client.run_container(args())
     with concurrent.futures.ThreadPoolExecutor(10) as pool:
         results = list(pool.map(lambda _: client.delete(box.id), range(10)))
-    assert all(r["state"] == "STOPPED" for r in results)
-    assert client.delete(box.id)["state"] == "STOPPED"
+    assert all(r["state"] == "stopped" for r in results)
+    assert client.delete(box.id)["state"] == "stopped"
     with pytest.raises(errors.NotFoundError):
         client.delete("sb-nowhere-01h00000000000000000000000")
     busy = client.run_container(args())
     process = busy.start(["sleep", "600"])
     started = time.monotonic()
-    assert busy.stop()["state"] == "STOPPED" and time.monotonic() - started < 5
+    assert busy.stop()["state"] == "stopped" and time.monotonic() - started < 5
     with pytest.raises(errors.SandboxEndedError):
         process.status()
 
@@ -166,7 +166,7 @@ def test_case_081_not_found_is_not_one_thing(node, client):
     stopped.stop()
     expired = client.run_container(args(ttl=1))
     idle = client.run_container(args(ttl_running_stop=1))
-    wait_until(lambda: expired.refresh()["state"] == "STOPPED" and idle.refresh()["state"] == "STOPPED", 15, "both end")
+    wait_until(lambda: expired.refresh()["state"] == "stopped" and idle.refresh()["state"] == "stopped", 15, "both end")
     for box, cause in ((stopped, "user_stop"), (expired, "ttl"), (idle, "idle")):
         with pytest.raises(errors.SandboxEndedError) as caught:
             box.run_shell("true")
@@ -186,7 +186,7 @@ def test_case_084_ttl_meets_a_running_command(client):
     box = client.run_container(args(ttl=3, ttl_wait_for_exec=True, ttl_max_extension=30))
     result = box.run_shell("sleep 5; echo reward=1")
     assert result.end == Exited(0) and result.stdout == b"reward=1\n"
-    wait_until(lambda: box.refresh()["state"] == "STOPPED", 10, "it ends after the command")
+    wait_until(lambda: box.refresh()["state"] == "stopped", 10, "it ends after the command")
     hard = client.run_container(args(ttl=3))
     started = time.monotonic()
     end = hard.run_shell("sleep 10; echo reward=1").end
@@ -201,7 +201,7 @@ def test_case_086_renewal_survives_restarts(node, client):
     support.pause(5)
     node.start()
     with node.client() as again:
-        wait_until(lambda: again.get(short.id).state == "STOPPED", 5, "expired while we were down")
+        wait_until(lambda: again.get(short.id).state == "stopped", 5, "expired while we were down")
         assert again.get(short.id).info["termination"]["cause"] == "ttl"
         assert again.get(box.id).run_shell("echo alive").stdout == b"alive\n"
         again.delete(box.id)
@@ -218,7 +218,7 @@ def test_case_087_only_activity_is_activity(client):
         used.run_shell("true")
         support.pause(0.3)
     assert polled.refresh()["termination"]["cause"] == "idle", polled_stats_ended
-    assert used.refresh()["state"] == "RUNNING"
+    assert used.refresh()["state"] == "running"
     used.stop()
 
 
@@ -248,7 +248,7 @@ def test_case_157_every_end_has_one_cause(client):
     }
     ends["user_stop"].stop()
     for cause, box in ends.items():
-        wait_until(lambda: box.refresh()["state"] == "STOPPED", 15, cause)
+        wait_until(lambda: box.refresh()["state"] == "stopped", 15, cause)
         assert box.info["termination"]["cause"] == cause and box.info["termination"]["at_unix_ms"] > 0
         events = list(box.events())
         assert [e["seq"] for e in events] == list(range(1, len(events) + 1))

@@ -63,7 +63,7 @@ def test_case_051_process_limits_are_per_sandbox(client):
 @pytest.mark.parametrize("script,code", [("exit 5", 5), ("sleep 1", 0)])
 def test_case_053_entrypoint_ends(client, script, code):
     box = client.run_container(__import__("support").args(entrypoint=["sh", "-c", script]))
-    wait_until(lambda: box.refresh()["state"] == "STOPPED", 10, "the sandbox stops with its entrypoint")
+    wait_until(lambda: box.refresh()["state"] == "stopped", 10, "the sandbox stops with its entrypoint")
     termination = box.info["termination"]
     assert termination["cause"] == "entrypoint_exit" and termination["exit_code"] == code
     assert termination["fault"] == ("none" if code == 0 else "workload")
@@ -169,7 +169,7 @@ def test_case_068_undeletable_trees_are_deleted(node, client):
     started = time.monotonic()
     box.stop()
     assert time.monotonic() - started < 3
-    wait_until(lambda: client.node()["scratch_free_bytes"] > 0 and box.refresh()["state"] == "STOPPED", 60, "gone")
+    wait_until(lambda: client.node()["scratch_free_bytes"] > 0 and box.refresh()["state"] == "stopped", 60, "gone")
 
 
 def test_case_069_visible_cores_match_the_limit(shared):

@@ -236,7 +236,7 @@ class DSecClient:
         """
         body = args.to_wire()
         body["request_id"] = request_id or _wire.new_id("req")
-        body["timeout_ms"] = types._scaled("timeout", timeout, 1000)
+        body["timeout_ms"] = body["capacity_wait_ms"] = max(1, types._scaled("timeout", timeout, 1000) or 0)
         until = time.monotonic() + timeout
         response = self._transport.call("POST", "/v1/sandboxes", body=body, timeout=timeout + 5.0, retry_until=until)
         return Sandbox(self._transport, response.json())
@@ -246,7 +246,7 @@ class DSecClient:
         """Makes ``n`` equal sandboxes in one call and yields each as it becomes ready; one that could not be made comes as
         its exception, not raised, so that the others are not lost."""
         sandbox = args.to_wire()
-        sandbox["timeout_ms"] = types._scaled("timeout", timeout, 1000)
+        sandbox["timeout_ms"] = max(1, types._scaled("timeout", timeout, 1000) or 0)
         body = {"request_id": request_id or _wire.new_id("req"), "count": n, "sandbox": sandbox}
         with self._transport.stream("POST", "/v1/sandboxes:batch", body=body) as response:
             for record in self._transport.records(response):
