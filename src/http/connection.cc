@@ -330,11 +330,6 @@ runtime::Task<std::string> Connection::ReadBody(size_t max) {
       Consume(*used);
       body_read_ += body.size() - before;
       if (*used > 0) continue;
-      // A chunk header, a trailer or an extension without end.
-      if (Pending().size() > shared_.options.max_head_bytes) {
-        keep_ = false;
-        co_return Error(Code::kInvalidArgument, "request.malformed", "a chunk has too long a head");
-      }
     }
     Result<size_t> more = size_t{0};
     // In steps, so that memory follows what has come and not what was announced.

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "http/chunked.h"
 
 namespace dsec::http {
 namespace {
@@ -47,17 +48,15 @@ std::string_view View(beast::string_view text) { return {text.data(), text.size(
 template <typename HeadType>
 constexpr bool kIsRequest = std::is_same_v<HeadType, RequestHead>;
 
-// Takes what Beast finds: fields into the head, body bytes into `out`.
+// Beast parses the heads; bodies are none of its business here.
 template <typename HeadType>
 class Core final : public beast::http::basic_parser<kIsRequest<HeadType>> {
  public:
-  explicit Core(HeadType& head, size_t max_head_bytes) : head_(head) {
+  Core(HeadType& head, size_t max_head_bytes) : head_(head) {
     this->header_limit(static_cast<uint32_t>(max_head_bytes));
     this->body_limit(boost::none);
   }
 
-  std::string* out = nullptr;
-  size_t room = 0;
   bool http11 = false;
 
  private:
@@ -75,24 +74,14 @@ class Core final : public beast::http::basic_parser<kIsRequest<HeadType>> {
   }
   void on_field_impl(beast::http::field, beast::string_view name, beast::string_view value,
                      beast::error_code&) override {
-    // Trailers come after the head and are of no interest to us.
-    if (!this->is_header_done()) head_.fields.Add(View(name), View(value));
+    head_.fields.Add(View(name), View(value));
   }
   void on_header_impl(beast::error_code&) override {}
   void on_body_init_impl(const boost::optional<uint64_t>&, beast::error_code&) override {}
-  size_t on_body_impl(beast::string_view bytes, beast::error_code&) override { return Take(bytes); }
+  size_t on_body_impl(beast::string_view, beast::error_code&) override { return 0; }
   void on_chunk_header_impl(uint64_t, beast::string_view, beast::error_code&) override {}
-  size_t on_chunk_body_impl(uint64_t, beast::string_view bytes, beast::error_code&) override {
-    return Take(bytes);
-  }
+  size_t on_chunk_body_impl(uint64_t, beast::string_view, beast::error_code&) override { return 0; }
   void on_finish_impl(beast::error_code&) override {}
-
-  size_t Take(beast::string_view bytes) {
-    const size_t count = std::min(bytes.size(), room);
-    out->append(bytes.data(), count);
-    room -= count;
-    return count;
-  }
 
   HeadType& head_;
 };
@@ -158,6 +147,7 @@ struct Parser<HeadType>::Impl {
   const size_t max_head;
   HeadType head;
   std::optional<Core<HeadType>> core;
+  std::optional<ChunkDecoder> chunks;
   size_t head_bytes = 0;
   bool head_done = false;
   uint64_t left = 0;  // of a body with a length
@@ -179,6 +169,7 @@ void Parser<HeadType>::Reset() {
   p.head.framing = {};
   if constexpr (kIsRequest<HeadType>) p.head.expect_continue = false;
   p.core.emplace(p.head, p.max_head);
+  p.chunks.reset();
   p.head_bytes = 0;
   p.head_done = false;
   p.left = 0;
@@ -212,6 +203,7 @@ Result<size_t> Parser<HeadType>::Head(std::string_view data) {
     p.head_done = true;
     DSEC_TRY_VOID(Finish(p.head, p.core->http11, p.core->keep_alive()));
     p.left = p.head.framing.length.value_or(0);
+    if (p.head.framing.chunked) p.chunks.emplace(p.max_head);
     break;
   }
   return used;
@@ -243,23 +235,14 @@ Result<size_t> Parser<HeadType>::Body(std::string_view data, size_t max, std::st
     Skip(count);
     return static_cast<size_t>(count);
   }
-  p.core->out = &out;
-  p.core->room = max;
-  size_t used = 0;
-  while (!p.core->is_done() && p.core->room > 0 && used < data.size()) {
-    beast::error_code error;
-    used += p.core->put({data.data() + used, data.size() - used}, error);
-    if (error == beast::http::error::need_more) break;
-    if (error) return FromBeast(error);
-  }
-  return used;
+  return p.chunks->Decode(data, max, out);
 }
 
 template <typename HeadType>
 bool Parser<HeadType>::body_done() const {
   const Impl& p = *impl_;
   if (!p.head_done) return false;
-  if (p.head.framing.chunked) return p.core->is_done();
+  if (p.head.framing.chunked) return p.chunks->done();
   return p.head.framing.until_close ? p.closed : p.left == 0;
 }
 

@@ -135,7 +135,8 @@ TEST(RequestParser, BadChunks_AreRefused) {
   const std::string head = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   for (const char* body :
        {"x\r\n", "5\r\nhello5\r\nhello\r\n", "5\nhello\r\n", "-1\r\n", "10000000000000000\r\nx",
-        "\r\n\r\n", "0\r\nContent-Length: 5\r\n\r\n", "5 \r\nhello\r\n0\r\n\r\n"}) {
+        "\r\n\r\n", "0\r\nA\x01\r\n\r\n", "0\r\nA: b\n\r\n", "0000000000000005\r\nhello",
+        "5 \r\nhello\r\n0\r\n\r\n"}) {
     EXPECT_EQ(ReasonOf(head + body), "request.malformed") << body;
   }
 }
