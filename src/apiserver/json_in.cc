@@ -16,7 +16,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 32;
-constexpr uint64_t kMaxInteger = (1ull << 53) - 1;  // beyond it JSON numbers are not exact everywhere
+constexpr uint64_t kMaxInteger =
+    (1ull << 53) - 1;  // beyond it JSON numbers are not exact everywhere
 constexpr uint64_t kMaxGraceMs = 300'000;
 constexpr uint64_t kMaxTimeoutMs = 600'000;
 
@@ -49,13 +50,15 @@ bool TooDeep(std::string_view text) {
 
 Result<json> ParseObject(std::string_view text) {
   if (TooDeep(text)) {
-    return Error(Code::kInvalidArgument, "request.json", fmt::format("the body nests deeper than {} levels", kMaxDepth));
+    return Error(Code::kInvalidArgument, "request.json",
+                 fmt::format("the body nests deeper than {} levels", kMaxDepth));
   }
   json value = json::parse(text, nullptr, false);
   if (value.is_discarded()) {
     return Error(Code::kInvalidArgument, "request.json", "the body is not valid JSON in UTF-8");
   }
-  if (!value.is_object()) return Error(Code::kInvalidArgument, "request.json", "the body must be a JSON object");
+  if (!value.is_object())
+    return Error(Code::kInvalidArgument, "request.json", "the body must be a JSON object");
   return value;
 }
 
@@ -92,7 +95,8 @@ class Members {
     const json* value = Get(key);
     if (value == nullptr) return false;
     if (!value->is_number_integer()) return Fail(key, "must be an integer"), false;
-    if (!value->is_number_unsigned()) return Fail(key, "must not be negative", "request.range"), false;
+    if (!value->is_number_unsigned())
+      return Fail(key, "must not be negative", "request.range"), false;
     const auto number = value->get<uint64_t>();
     if (number < min || number > max) {
       return Fail(key, fmt::format("must be from {} to {}", min, max), "request.range"), false;
@@ -127,7 +131,8 @@ class Members {
     const std::string twin = std::string(key) + "_b64";
     const json* plain = Get(key);
     const json* encoded = twin_allowed ? Get(twin) : nullptr;
-    if (plain != nullptr && encoded != nullptr) return Fail(twin, "is there beside its twin", "request.twice"), false;
+    if (plain != nullptr && encoded != nullptr)
+      return Fail(twin, "is there beside its twin", "request.twice"), false;
     const json* value = plain != nullptr ? plain : encoded;
     if (value == nullptr) return false;
     const std::string name = plain != nullptr ? std::string(key) : twin;
@@ -138,7 +143,8 @@ class Members {
       std::string text = item.get<std::string>();
       if (encoded != nullptr) {
         auto decoded = http::DecodeBase64(text);
-        if (!decoded) return Fail(fmt::format("{}[{}]", name, i), "is not base64", "request.base64"), false;
+        if (!decoded)
+          return Fail(fmt::format("{}[{}]", name, i), "is not base64", "request.base64"), false;
         text = std::move(*decoded);
       }
       add(std::move(text));
@@ -152,11 +158,13 @@ class Members {
     if (value == nullptr) return false;
     if (!value->is_object()) return Fail(key, "must be an object of strings"), false;
     for (const auto& [name, item] : value->items()) {
-      if (!item.is_string()) return Fail(fmt::format("{}.{}", key, name), "must be a string"), false;
+      if (!item.is_string())
+        return Fail(fmt::format("{}.{}", key, name), "must be a string"), false;
       std::string text = item.get<std::string>();
       if (base64) {
         auto decoded = http::DecodeBase64(text);
-        if (!decoded) return Fail(fmt::format("{}.{}", key, name), "is not base64", "request.base64"), false;
+        if (!decoded)
+          return Fail(fmt::format("{}.{}", key, name), "is not base64", "request.base64"), false;
         text = std::move(*decoded);
       }
       add(name, std::move(text));
@@ -192,7 +200,8 @@ void ReadEnv(Members& members, google::protobuf::RepeatedPtrField<v1::KeyValue>*
   std::set<std::string> seen;
   for (const auto& [key, base64] : {std::pair{"env", false}, std::pair{"env_b64", true}}) {
     members.Map(key, base64, [&](const std::string& name, std::string value) {
-      if (!seen.insert(name).second) members.Fail(fmt::format("{}.{}", key, name), "is there twice", "request.twice");
+      if (!seen.insert(name).second)
+        members.Fail(fmt::format("{}.{}", key, name), "is there twice", "request.twice");
       v1::KeyValue* pair = out->Add();
       pair->set_key(name);
       pair->set_value(std::move(value));
@@ -205,10 +214,14 @@ void ReadLimits(Members& members, v1::Limits* limits) {
   if (object == nullptr) return;
   Members inner(*object, members.Name("limits."));
   const std::pair<const char*, void (v1::Limits::*)(uint64_t)> kFields[] = {
-      {"memory_bytes", &v1::Limits::set_memory_bytes}, {"cpu_millis", &v1::Limits::set_cpu_millis},
-      {"pids", &v1::Limits::set_pids},                 {"disk_bytes", &v1::Limits::set_disk_bytes},
-      {"disk_inodes", &v1::Limits::set_disk_inodes},   {"shm_bytes", &v1::Limits::set_shm_bytes},
-      {"open_files", &v1::Limits::set_open_files},     {"output_bytes", &v1::Limits::set_output_bytes}};
+      {"memory_bytes", &v1::Limits::set_memory_bytes},
+      {"cpu_millis", &v1::Limits::set_cpu_millis},
+      {"pids", &v1::Limits::set_pids},
+      {"disk_bytes", &v1::Limits::set_disk_bytes},
+      {"disk_inodes", &v1::Limits::set_disk_inodes},
+      {"shm_bytes", &v1::Limits::set_shm_bytes},
+      {"open_files", &v1::Limits::set_open_files},
+      {"output_bytes", &v1::Limits::set_output_bytes}};
   for (const auto& [key, set] : kFields) {
     uint64_t value = 0;
     if (inner.Number(key, &value)) (limits->*set)(value);
@@ -260,7 +273,8 @@ void ReadSandboxFields(Members& members, CreateBody& out) {
     (*spec.mutable_labels())[key] = std::move(value);
   });
   members.Text("name", spec.mutable_name());
-  members.Strings("entrypoint", true, [&](std::string text) { spec.add_entrypoint(std::move(text)); });
+  members.Strings("entrypoint", true,
+                  [&](std::string text) { spec.add_entrypoint(std::move(text)); });
   members.Number("timeout_ms", &out.timeout_ms, 1, kMaxTimeoutMs);
   if (members.Number("capacity_wait_ms", &number, 0, kMaxTimeoutMs)) {
     out.has_capacity_wait = true;
@@ -272,7 +286,9 @@ void ReadRequestId(Members& members, std::string* out, size_t max) {
   if (!members.Text("request_id", out, true)) return;
   auto id = ParseOpId(*out, "request_id");
   if (!id.ok()) return members.Take(std::move(id).error());
-  if (out->size() > max) members.Fail("request_id", fmt::format("must have at most {} characters", max), "request.range");
+  if (out->size() > max)
+    members.Fail("request_id", fmt::format("must have at most {} characters", max),
+                 "request.range");
 }
 
 struct SignalName {
@@ -280,13 +296,16 @@ struct SignalName {
   int number;
 };
 constexpr std::array kSignals = {
-    SignalName{"HUP", SIGHUP},   SignalName{"INT", SIGINT},     SignalName{"QUIT", SIGQUIT}, SignalName{"ILL", SIGILL},
-    SignalName{"TRAP", SIGTRAP}, SignalName{"ABRT", SIGABRT},   SignalName{"BUS", SIGBUS},   SignalName{"FPE", SIGFPE},
-    SignalName{"KILL", SIGKILL}, SignalName{"USR1", SIGUSR1},   SignalName{"SEGV", SIGSEGV}, SignalName{"USR2", SIGUSR2},
-    SignalName{"PIPE", SIGPIPE}, SignalName{"ALRM", SIGALRM},   SignalName{"TERM", SIGTERM}, SignalName{"CHLD", SIGCHLD},
-    SignalName{"CONT", SIGCONT}, SignalName{"STOP", SIGSTOP},   SignalName{"TSTP", SIGTSTP}, SignalName{"TTIN", SIGTTIN},
-    SignalName{"TTOU", SIGTTOU}, SignalName{"URG", SIGURG},     SignalName{"XCPU", SIGXCPU}, SignalName{"XFSZ", SIGXFSZ},
-    SignalName{"WINCH", SIGWINCH}, SignalName{"IO", SIGIO},     SignalName{"PWR", SIGPWR},   SignalName{"SYS", SIGSYS}};
+    SignalName{"HUP", SIGHUP},     SignalName{"INT", SIGINT},   SignalName{"QUIT", SIGQUIT},
+    SignalName{"ILL", SIGILL},     SignalName{"TRAP", SIGTRAP}, SignalName{"ABRT", SIGABRT},
+    SignalName{"BUS", SIGBUS},     SignalName{"FPE", SIGFPE},   SignalName{"KILL", SIGKILL},
+    SignalName{"USR1", SIGUSR1},   SignalName{"SEGV", SIGSEGV}, SignalName{"USR2", SIGUSR2},
+    SignalName{"PIPE", SIGPIPE},   SignalName{"ALRM", SIGALRM}, SignalName{"TERM", SIGTERM},
+    SignalName{"CHLD", SIGCHLD},   SignalName{"CONT", SIGCONT}, SignalName{"STOP", SIGSTOP},
+    SignalName{"TSTP", SIGTSTP},   SignalName{"TTIN", SIGTTIN}, SignalName{"TTOU", SIGTTOU},
+    SignalName{"URG", SIGURG},     SignalName{"XCPU", SIGXCPU}, SignalName{"XFSZ", SIGXFSZ},
+    SignalName{"WINCH", SIGWINCH}, SignalName{"IO", SIGIO},     SignalName{"PWR", SIGPWR},
+    SignalName{"SYS", SIGSYS}};
 
 }  // namespace
 
@@ -305,7 +324,8 @@ Result<BatchBody> ReadBatch(std::string_view body) {
   BatchBody out;
   Members members(object, "");
   ReadRequestId(members, out.item.request.mutable_request_id(), 120);
-  if (!members.Number("count", &out.count, 1, 4096)) members.Fail("count", "is required", "request.missing");
+  if (!members.Number("count", &out.count, 1, 4096))
+    members.Fail("count", "is required", "request.missing");
   if (const json* sandbox = members.Object("sandbox")) {
     Members inner(*sandbox, "sandbox.");
     ReadSandboxFields(inner, out.item);
@@ -327,7 +347,8 @@ Result<ExecBody> ReadExec(std::string_view body) {
     auto id = ParseOpId(request.op_id(), "op_id");
     if (!id.ok()) members.Take(std::move(id).error());
   }
-  const bool argv = members.Strings("argv", true, [&](std::string text) { request.add_argv(std::move(text)); });
+  const bool argv =
+      members.Strings("argv", true, [&](std::string text) { request.add_argv(std::move(text)); });
   std::string text;
   const bool script = members.Bytes("script", &text);
   if (script) request.set_script(std::move(text));
@@ -344,8 +365,10 @@ Result<ExecBody> ReadExec(std::string_view body) {
     Members inner(*tty, "tty.");
     uint64_t rows = 0;
     uint64_t cols = 0;
-    if (!inner.Number("rows", &rows, 1, 65535)) inner.Fail("rows", "is required", "request.missing");
-    if (!inner.Number("cols", &cols, 1, 65535)) inner.Fail("cols", "is required", "request.missing");
+    if (!inner.Number("rows", &rows, 1, 65535))
+      inner.Fail("rows", "is required", "request.missing");
+    if (!inner.Number("cols", &cols, 1, 65535))
+      inner.Fail("cols", "is required", "request.missing");
     request.mutable_tty()->set_rows(static_cast<uint32_t>(rows));
     request.mutable_tty()->set_cols(static_cast<uint32_t>(cols));
     members.Take(inner.Finish());
@@ -366,7 +389,8 @@ Result<ExecBody> ReadExec(std::string_view body) {
   members.Bytes("shell", request.mutable_shell());
   std::string rule;
   if (members.Text("on_disconnect", &rule)) {
-    if (rule != "kill" && rule != "keep") members.Fail("on_disconnect", "must be kill or keep", "request.value");
+    if (rule != "kill" && rule != "keep")
+      members.Fail("on_disconnect", "must be kill or keep", "request.value");
     out.keep_on_disconnect = rule == "keep";
   }
   members.Flag("stream", &out.stream);
@@ -378,14 +402,16 @@ Result<DeleteManyBody> ReadDeleteMany(std::string_view body) {
   DSEC_TRY(const json object, ParseObject(body));
   DeleteManyBody out;
   Members members(object, "");
-  const bool ids = members.Strings("ids", false, [&](std::string id) { out.ids.push_back(std::move(id)); });
+  const bool ids =
+      members.Strings("ids", false, [&](std::string id) { out.ids.push_back(std::move(id)); });
   const bool labels = members.Map("labels", false, [&](const std::string& key, std::string value) {
     out.labels.emplace_back(key, std::move(value));
   });
   if (ids == labels || (out.ids.empty() && out.labels.empty())) {
     members.Fail("ids", "give either ids or labels, not empty", "request.value");
   }
-  if (out.ids.size() > 10'000) members.Fail("ids", "must have at most 10000 items", "request.range");
+  if (out.ids.size() > 10'000)
+    members.Fail("ids", "must have at most 10000 items", "request.range");
   members.Number("grace_ms", &out.grace_ms, 0, kMaxGraceMs);
   DSEC_TRY_VOID(members.Finish());
   return out;
@@ -398,7 +424,8 @@ Result<v1::RenewRequest> ReadRenew(std::string_view body) {
   uint64_t number = 0;
   if (members.Number("ttl_ms", &number)) out.set_ttl_ms(number);
   if (members.Number("idle_ms", &number)) out.set_idle_ms(number);
-  if (!out.has_ttl_ms() && !out.has_idle_ms()) members.Fail("ttl_ms", "give ttl_ms, idle_ms or both", "request.missing");
+  if (!out.has_ttl_ms() && !out.has_idle_ms())
+    members.Fail("ttl_ms", "give ttl_ms, idle_ms or both", "request.missing");
   DSEC_TRY_VOID(members.Finish());
   return out;
 }
@@ -435,8 +462,10 @@ Result<v1::Tty> ReadTerminalSize(std::string_view body) {
   Members members(object, "");
   uint64_t rows = 0;
   uint64_t cols = 0;
-  if (!members.Number("rows", &rows, 1, 65535)) members.Fail("rows", "is required", "request.missing");
-  if (!members.Number("cols", &cols, 1, 65535)) members.Fail("cols", "is required", "request.missing");
+  if (!members.Number("rows", &rows, 1, 65535))
+    members.Fail("rows", "is required", "request.missing");
+  if (!members.Number("cols", &cols, 1, 65535))
+    members.Fail("cols", "is required", "request.missing");
   out.set_rows(static_cast<uint32_t>(rows));
   out.set_cols(static_cast<uint32_t>(cols));
   DSEC_TRY_VOID(members.Finish());
@@ -510,7 +539,8 @@ Result<v1::ChmodRequest> ReadChmod(std::string_view body) {
     }
   }
   members.Text("user", out.mutable_user());
-  if (!out.has_mode() && out.user().empty()) members.Fail("mode", "give mode, user or both", "request.missing");
+  if (!out.has_mode() && out.user().empty())
+    members.Fail("mode", "give mode, user or both", "request.missing");
   DSEC_TRY_VOID(members.Finish());
   return out;
 }
@@ -518,7 +548,8 @@ Result<v1::ChmodRequest> ReadChmod(std::string_view body) {
 Result<uint32_t> ParseMode(std::string_view text, std::string_view field) {
   uint32_t mode = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mode, 8);
-  if (text.size() < 2 || text.size() > 5 || text[0] != '0' || error != std::errc() || end != text.data() + text.size()) {
+  if (text.size() < 2 || text.size() > 5 || text[0] != '0' || error != std::errc() ||
+      end != text.data() + text.size()) {
     return Bad("request.mode", std::string(field), "must be octal with a leading 0, as 0755");
   }
   return mode;
@@ -527,13 +558,15 @@ Result<uint32_t> ParseMode(std::string_view text, std::string_view field) {
 Result<int32_t> ParseSignal(std::string_view text, std::string_view field) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc() && end == text.data() + text.size() && number >= 1 && number <= 64) return number;
+  if (error == std::errc() && end == text.data() + text.size() && number >= 1 && number <= 64)
+    return number;
   std::string_view name = text;
   if (name.starts_with("SIG")) name.remove_prefix(3);
   for (const SignalName& known : kSignals) {
     if (known.name == name) return known.number;
   }
-  return Bad("request.signal", std::string(field), "must be a signal name or a number from 1 to 64");
+  return Bad("request.signal", std::string(field),
+             "must be a signal name or a number from 1 to 64");
 }
 
 Query::Query(std::string_view encoded) {
@@ -550,7 +583,8 @@ void Query::Fail(std::string_view name, std::string_view rule) {
 }
 
 bool Query::Has(std::string_view name) const {
-  return std::any_of(pairs_.begin(), pairs_.end(), [&](const auto& pair) { return pair.first == name; });
+  return std::any_of(pairs_.begin(), pairs_.end(),
+                     [&](const auto& pair) { return pair.first == name; });
 }
 
 std::vector<std::string> Query::Texts(std::string_view name) {

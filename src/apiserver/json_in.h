@@ -16,8 +16,9 @@
 
 namespace dsec::apiserver {
 
-// The strict reading of requests: unknown fields, wrong types, numbers that are no integers and values that do not fit are refused
-// with the field named. Ranges of meaning are the edge's business. null and a missing field mean the default.
+// The strict reading of requests: unknown fields, wrong types, numbers that are no integers and
+// values that do not fit are refused with the field named. Ranges of meaning are the edge's
+// business. null and a missing field mean the default.
 
 struct CreateBody {
   v1::CreateRequest request;
@@ -57,14 +58,16 @@ Result<uint32_t> ParseMode(std::string_view text, std::string_view field);
 // "TERM", "SIGTERM" or a number from 1 to 64.
 Result<int32_t> ParseSignal(std::string_view text, std::string_view field);
 
-// The parameters of a query. Each is asked for by name once; Finish refuses what nobody asked for and reports the first error.
+// The parameters of a query. Each is asked for by name once; Finish refuses what nobody asked for
+// and reports the first error.
 class Query {
  public:
   explicit Query(std::string_view encoded);
   std::string Text(std::string_view name, bool required = false);
   std::vector<std::string> Texts(std::string_view name);
   bool Has(std::string_view name) const;
-  uint64_t Number(std::string_view name, uint64_t fallback, uint64_t min = 0, uint64_t max = UINT64_MAX >> 1);
+  uint64_t Number(std::string_view name, uint64_t fallback, uint64_t min = 0,
+                  uint64_t max = UINT64_MAX >> 1);
   bool Flag(std::string_view name, bool fallback);
   Result<void> Finish();
 

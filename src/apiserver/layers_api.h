@@ -3,16 +3,18 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "base/result.h"
+#include "runtime/deadline.h"
+#include "runtime/task.h"
 
 namespace dsec::apiserver {
 
+// One layer as the public API shows it.
 struct LayerView {
-  std::string id;
+  std::string id;    // sha256:<hex>
   std::string kind;  // base, workspace, toolkit
   std::vector<std::string> names;
   uint64_t meta_bytes = 0;
@@ -24,15 +26,18 @@ struct LayerView {
   std::map<std::string, std::string> labels;
 };
 
-// The node's layers as the apiserver shows them. Thread-safe and blocking: the apiserver calls it on a pool of its own.
+// The node's layer store as the apiserver sees it. Every call may be made from any shard, resumes
+// on the caller's, never blocks it and is bounded by `deadline`.
 class LayerCatalog {
  public:
   virtual ~LayerCatalog() = default;
-  // `kind` and `prefix` may be empty.
-  virtual Result<std::vector<LayerView>> List(const std::string& kind, const std::string& prefix) = 0;
-  virtual Result<LayerView> Get(const std::string& ref) = 0;
-  // kConflict "layer.in_use".
-  virtual Result<void> Remove(const std::string& ref) = 0;
+  // In order of id. `kind` is one of the three words or empty; `prefix`: some name begins so.
+  virtual runtime::Task<std::vector<LayerView>> List(std::string kind, std::string prefix,
+                                                     runtime::Deadline deadline) = 0;
+  // `ref` is name:tag or an id. kNotFound "layer.not_found".
+  virtual runtime::Task<LayerView> Get(std::string ref, runtime::Deadline deadline) = 0;
+  // kNotFound "layer.not_found"; kConflict "layer.in_use".
+  virtual runtime::Task<void> Remove(std::string ref, runtime::Deadline deadline) = 0;
 };
 
 }  // namespace dsec::apiserver

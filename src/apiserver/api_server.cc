@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apiserver/api_server.h"
+
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
+#include <array>
+
+#include "apiserver/call.h"
+#include "apiserver/json_out.h"
+#include "base/log.h"
+#include "http/error_body.h"
+#include "http/message.h"
+#include "http/router.h"
+#include "runtime/gate.h"
+#include "runtime/periodic.h"
+
+namespace dsec::apiserver {
+namespace {
+
+using runtime::Task;
+using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
+
+constexpr auto kAckDelay = std::chrono::seconds(60);
+constexpr size_t kMaxPendingAcks = 200'000;
+
+constexpr Route kRoutes[] = {
+    {"GET", "/healthz", node_ops::Health, true},
+    {"GET", "/metrics", node_ops::Metrics},
+    {"GET", "/v1/node", node_ops::Node},
+    {"GET", "/v1/events", node_ops::NodeEvents},
+    {"POST", "/v1/sandboxes", sandbox_ops::Create},
+    {"GET", "/v1/sandboxes", sandbox_ops::List},
+    {"POST", "/v1/sandboxes:batch", sandbox_ops::Batch},
+    {"POST", "/v1/sandboxes:delete", sandbox_ops::DeleteMany},
+    {"GET", "/v1/sandboxes/{id}", sandbox_ops::Get},
+    {"DELETE", "/v1/sandboxes/{id}", sandbox_ops::Delete},
+    {"POST", "/v1/sandboxes/{id}/renew", sandbox_ops::Renew},
+    {"GET", "/v1/sandboxes/{id}/stats", sandbox_ops::Stats},
+    {"GET", "/v1/sandboxes/{id}/events", node_ops::SandboxEvents},
+    {"POST", "/v1/sandboxes/{id}/exec", exec_ops::Exec},
+    {"GET", "/v1/sandboxes/{id}/exec", exec_ops::ListExecs},
+    {"GET", "/v1/sandboxes/{id}/exec/{op}", exec_ops::GetExec},
+    {"GET", "/v1/sandboxes/{id}/exec/{op}/stream", exec_ops::Stream},
+    {"POST", "/v1/sandboxes/{id}/exec/{op}/stdin", exec_ops::Stdin},
+    {"POST", "/v1/sandboxes/{id}/exec/{op}/signal", exec_ops::Signal},
+    {"POST", "/v1/sandboxes/{id}/exec/{op}/resize", exec_ops::Resize},
+    {"POST", "/v1/sandboxes/{id}/exec/{op}/cancel", exec_ops::Cancel},
+    {"POST", "/v1/sandboxes/{id}/exec/{op}/ack", exec_ops::Ack},
+    {"GET", "/v1/sandboxes/{id}/sessions", exec_ops::ListSessions},
+    {"DELETE", "/v1/sandboxes/{id}/sessions/{name}", exec_ops::CloseSession},
+    {"GET", "/v1/sandboxes/{id}/files", file_ops::Read},
+    {"PUT", "/v1/sandboxes/{id}/files", file_ops::Write},
+    {"DELETE", "/v1/sandboxes/{id}/files", file_ops::Remove},
+    {"GET", "/v1/sandboxes/{id}/files/stat", file_ops::Stat},
+    {"GET", "/v1/sandboxes/{id}/files/list", file_ops::List},
+    {"POST", "/v1/sandboxes/{id}/files/mkdir", file_ops::Mkdir},
+    {"POST", "/v1/sandboxes/{id}/files/move", file_ops::Move},
+    {"POST", "/v1/sandboxes/{id}/files/chmod", file_ops::Chmod},
+    {"GET", "/v1/sandboxes/{id}/files/watch", file_ops::Watch},
+    {"GET", "/v1/sandboxes/{id}/archive", file_ops::GetArchive},
+    {"PUT", "/v1/sandboxes/{id}/archive", file_ops::PutArchive},
+    {"GET", "/v1/layers", node_ops::ListLayers},
+    {"GET", "/v1/layers/{ref}", node_ops::GetLayer},
+    {"DELETE", "/v1/layers/{ref}", node_ops::DeleteLayer},
+};
+
+Digest Sha256(std::string_view text) {
+  Digest digest{};
+  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
+  return digest;
+}
+
+std::string_view KeyOf(const http::Fields& fields) {
+  if (const auto bearer = fields.Find("Authorization")) {
+    constexpr std::string_view kScheme = "Bearer ";
+    if (bearer->size() > kScheme.size() &&
+        http::EqualsIgnoreCase(bearer->substr(0, kScheme.size()), kScheme)) {
+      return bearer->substr(kScheme.size());
+    }
+    return {};
+  }
+  return fields.Find("X-API-Key").value_or(std::string_view());
+}
+
+}  // namespace
+
+std::vector<std::string> RouteNames() {
+  std::vector<std::string> names;
+  for (const Route& route : kRoutes)
+    names.push_back(fmt::format("{} {}", route.method, route.pattern));
+  return names;
+}
+
+void AckQueue::Add(SandboxId sandbox, std::string op_id) {
+  const std::lock_guard lock(mutex_);
+  // Past this bound the sandbox's own bound on kept results is left to do the work.
+  if (items_.size() < kMaxPendingAcks) {
+    items_.push_back(
+        {std::chrono::steady_clock::now() + kAckDelay, std::move(sandbox), std::move(op_id)});
+  }
+}
+
+std::vector<AckQueue::Item> AckQueue::TakeDue(MonoTime now) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Item> due;
+  while (!items_.empty() && items_.front().due <= now) {
+    due.push_back(std::move(items_.front()));
+    items_.pop_front();
+  }
+  return due;
+}
+
+Result<std::string> Call::Op() const {
+  DSEC_TRY(const OpId id, ParseOpId(params[1], "op_id"));
+  return id.str();
+}
+
+Task<void> Call::Json(int status, std::string body) {
+  const http::Headers headers = {{"Content-Type", std::string(kJsonType)}};
+  auto done = co_await exchange.Reply(status, headers, body);
+  co_return done;
+}
+
+Task<void> Call::NoContent() {
+  auto done = co_await exchange.Reply(204, {}, "");
+  co_return done;
+}
+
+Task<void> Call::Failed(Error error) {
+  std::string details;
+  if (error.code() == Code::kGone && !params.empty()) {
+    auto id = ParseSandboxId(params[0]);
+    if (id.ok()) {
+      auto view = co_await edge().Get(*id, Usual());
+      if (view.ok() && view->record().has_termination()) {
+        details = "\"termination\":";
+        http::JsonWriter json(details);
+        WriteTermination(json, view->record().termination());
+      }
+    }
+  }
+  http::Headers headers = {{"Content-Type", std::string(kJsonType)}};
+  if (error.code() == Code::kResourceExhausted || error.code() == Code::kUnavailable) {
+    headers.emplace_back("Retry-After",
+                         std::to_string(std::max<int64_t>(1, edge::RetryAfter(error).count())));
+  }
+  auto done = co_await exchange.Reply(http::StatusOf(error), headers,
+                                      http::ErrorBody(error, exchange.request_id(), details));
+  co_return done;
+}
+
+std::string Call::ErrorRecord(const Error& error, std::string_view extra) {
+  std::string out = "{\"type\":\"error\",";
+  out += extra;
+  out += "\"error\":";
+  http::JsonWriter json(out);
+  http::WriteError(json, error, exchange.request_id());
+  out += "}\n";
+  return out;
+}
+
+struct ApiServer::Impl {
+  Impl(runtime::Shards& on, edge::EdgeApi& edge, LayerCatalog& layers, ApiServerOptions with)
+      : shards(on),
+        options(std::move(with)),
+        key(Sha256(options.api_key)),
+        layer_pool("layers", 2, 256),
+        services{edge, layers, layer_pool, acks, options.default_exec_timeout, *options.registry} {
+    for (size_t i = 0; i < std::size(kRoutes); ++i)
+      router.Add(kRoutes[i].method, kRoutes[i].pattern, i);
+  }
+
+  void Count(std::string_view route, std::string_view status, double seconds) const {
+    metrics::Registry& registry = *options.registry;
+    registry
+        .GetCounter("dsec_api_requests_total", "Requests by route and class of status.",
+                    {{"route", std::string(route)}, {"status", std::string(status)}})
+        .Add();
+    registry
+        .GetHistogram("dsec_api_request_seconds", "Time in handlers, streams included.",
+                      {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30},
+                      {{"route", std::string(route)}})
+        .Observe(seconds);
+  }
+
+  Result<void> Authorise(const http::RequestHead& head) const {
+    const std::string_view given = KeyOf(head.fields);
+    if (given.empty()) {
+      return Error(Code::kUnauthenticated, "auth.missing",
+                   "give the API key as Authorization: Bearer KEY or X-API-Key");
+    }
+    const Digest digest = Sha256(given);
+    if (CRYPTO_memcmp(digest.data(), key.data(), digest.size()) != 0) {
+      return Error(Code::kUnauthenticated, "auth.invalid", "the API key is not valid");
+    }
+    return {};
+  }
+
+  boost::asio::awaitable<void> Handle(http::Exchange& exchange) {
+    const MonoTime started = std::chrono::steady_clock::now();
+    const http::RequestHead& head = exchange.head();
+    auto target = http::SplitTarget(head.target);
+    std::string_view route = "none";
+    Call call(exchange, services, {}, target.ok() ? target->query : std::string_view());
+    auto result = co_await Dispatch(call, target, route);
+    std::string_view status = "2xx";
+    if (!result.ok()) {
+      status = HttpStatus(result.error().code()) >= 500 ? "5xx" : "4xx";
+      if (HttpStatus(result.error().code()) >= 500) {
+        log::Warn(
+            "api.failed",
+            {{"request_id", exchange.request_id()}, {"route", route}, {"error", result.error()}});
+      }
+      // A reply that has begun cannot turn into an error: returning here cuts it, which tells the
+      // client.
+      if (!exchange.begun()) (void)co_await call.Failed(std::move(result).error());
+    }
+    Count(route, status,
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
+  }
+
+  Task<void> Dispatch(Call& call, const Result<http::Target>& target, std::string_view& route) {
+    if (!target.ok()) co_return target.error();
+    const http::RequestHead& head = call.exchange.head();
+    auto match = router.Find(head.method, target->path);
+    // Without a key nobody learns which paths there are.
+    const bool open = match.ok() && kRoutes[match->route].open;
+    if (!open) {
+      auto allowed = Authorise(head);
+      if (!allowed.ok()) co_return std::move(allowed).error();
+    }
+    if (!match.ok()) co_return std::move(match).error();
+    route = kRoutes[match->route].pattern;
+    call.params = std::move(match->params);
+    auto done = co_await kRoutes[match->route].handler(call);
+    co_return done;
+  }
+
+  // Acknowledges what is due.
+  boost::asio::awaitable<void> SendAcks() {
+    for (AckQueue::Item& item : acks.TakeDue(std::chrono::steady_clock::now())) {
+      v1::AckRequest request;
+      request.set_op_id(item.op_id);
+      (void)co_await services.edge.Ack(item.sandbox, std::move(request), Call::Usual());
+    }
+  }
+
+  runtime::Shards& shards;
+  const ApiServerOptions options;
+  const Digest key;
+  http::Router router;
+  AckQueue acks;
+  runtime::BlockingPool layer_pool;
+  Services services;
+  std::unique_ptr<http::Server> server;
+  std::unique_ptr<runtime::Periodic> acker;
+};
+
+ApiServer::ApiServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ApiServer::~ApiServer() = default;
+
+Result<std::unique_ptr<ApiServer>> ApiServer::Start(runtime::Shards& shards, edge::EdgeApi& edge,
+                                                    LayerCatalog& layers,
+                                                    ApiServerOptions options) {
+  auto impl = std::make_unique<Impl>(shards, edge, layers, std::move(options));
+  Impl* raw = impl.get();
+  DSEC_TRY(impl->server, http::Server::Start(
+                             shards, raw->options.listen, http::ServerOptions(),
+                             [raw](http::Exchange& exchange) { return raw->Handle(exchange); },
+                             *raw->options.registry));
+  impl->acker = std::make_unique<runtime::Periodic>(
+      shards.at(0), "api_acks", std::chrono::seconds(1), [raw] { return raw->SendAcks(); });
+  return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));
+}
+
+const std::vector<std::string>& ApiServer::addresses() const { return impl_->server->addresses(); }
+
+Task<void> ApiServer::Stop(runtime::Deadline deadline) {
+  co_await impl_->acker->Join();
+  co_await impl_->server->Stop(deadline);
+  co_return Ok();
+}
+
+}  // namespace dsec::apiserver

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apiserver/json_in.h"
+#include "apiserver/layers_api.h"
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "edge/api.h"
+#include "http/json_writer.h"
+#include "http/server.h"
+#include "runtime/blocking_pool.h"
+
+namespace dsec::apiserver {
+
+constexpr uint64_t kMaxJsonBody = 8 << 20;
+constexpr size_t kChunk = size_t{1} << 20;  // of files, archives and output
+
+// Results of attached execs are acknowledged some time after their exit record was sent, so that a
+// client whose connection broke at the last moment can attach again. Thread-safe.
+class AckQueue {
+ public:
+  struct Item {
+    MonoTime due;
+    SandboxId sandbox;
+    std::string op_id;
+  };
+  void Add(SandboxId sandbox, std::string op_id);
+  std::vector<Item> TakeDue(MonoTime now);
+
+ private:
+  std::mutex mutex_;
+  std::deque<Item> items_;
+};
+
+// What the handlers share.
+struct Services {
+  edge::EdgeApi& edge;
+  LayerCatalog& layers;
+  runtime::BlockingPool& layer_pool;
+  AckQueue& acks;
+  std::chrono::milliseconds default_exec_timeout;
+  metrics::Registry& registry;
+};
+
+// One request on its way through a handler.
+class Call {
+ public:
+  Call(http::Exchange& exchange, Services& services, std::vector<std::string> params,
+       std::string_view encoded_query)
+      : exchange(exchange), services(services), params(std::move(params)), query(encoded_query) {}
+
+  http::Exchange& exchange;
+  Services& services;
+  std::vector<std::string> params;
+  Query query;
+
+  edge::EdgeApi& edge() { return services.edge; }
+  // Of most calls.
+  static runtime::Deadline Usual() { return runtime::Deadline::After(std::chrono::seconds(60)); }
+  // params[0] as a sandbox id.
+  Result<SandboxId> Sandbox() const { return ParseSandboxId(params[0]); }
+  Result<std::string> Op() const;
+  runtime::Task<std::string> Body() { return exchange.ReadAll(kMaxJsonBody); }
+
+  runtime::Task<void> Json(int status, std::string body);
+  runtime::Task<void> NoContent();
+  // Error reply; adds the termination of an ended sandbox to the details.
+  runtime::Task<void> Failed(Error error);
+  // The "error" member of a record of a stream.
+  std::string ErrorRecord(const Error& error, std::string_view extra = {});
+};
+
+using Handler = runtime::Task<void> (*)(Call& call);
+
+struct Route {
+  std::string_view method;
+  std::string_view pattern;
+  Handler handler;
+  bool open = false;  // without a key
+};
+
+// The handlers, by file.
+namespace node_ops {
+runtime::Task<void> Health(Call& call);
+runtime::Task<void> Metrics(Call& call);
+runtime::Task<void> Node(Call& call);
+runtime::Task<void> NodeEvents(Call& call);
+runtime::Task<void> SandboxEvents(Call& call);
+runtime::Task<void> ListLayers(Call& call);
+runtime::Task<void> GetLayer(Call& call);
+runtime::Task<void> DeleteLayer(Call& call);
+}  // namespace node_ops
+namespace sandbox_ops {
+runtime::Task<void> Create(Call& call);
+runtime::Task<void> Batch(Call& call);
+runtime::Task<void> List(Call& call);
+runtime::Task<void> Get(Call& call);
+runtime::Task<void> Delete(Call& call);
+runtime::Task<void> DeleteMany(Call& call);
+runtime::Task<void> Renew(Call& call);
+runtime::Task<void> Stats(Call& call);
+}  // namespace sandbox_ops
+namespace exec_ops {
+runtime::Task<void> Exec(Call& call);
+runtime::Task<void> ListExecs(Call& call);
+runtime::Task<void> GetExec(Call& call);
+runtime::Task<void> Stream(Call& call);
+runtime::Task<void> Stdin(Call& call);
+runtime::Task<void> Signal(Call& call);
+runtime::Task<void> Resize(Call& call);
+runtime::Task<void> Cancel(Call& call);
+runtime::Task<void> Ack(Call& call);
+runtime::Task<void> ListSessions(Call& call);
+runtime::Task<void> CloseSession(Call& call);
+}  // namespace exec_ops
+namespace file_ops {
+runtime::Task<void> Read(Call& call);
+runtime::Task<void> Write(Call& call);
+runtime::Task<void> Remove(Call& call);
+runtime::Task<void> Stat(Call& call);
+runtime::Task<void> List(Call& call);
+runtime::Task<void> Mkdir(Call& call);
+runtime::Task<void> Move(Call& call);
+runtime::Task<void> Chmod(Call& call);
+runtime::Task<void> Watch(Call& call);
+runtime::Task<void> GetArchive(Call& call);
+runtime::Task<void> PutArchive(Call& call);
+}  // namespace file_ops
+
+inline constexpr std::string_view kJsonType = "application/json";
+inline constexpr std::string_view kNdjsonType = "application/x-ndjson";
+inline constexpr std::string_view kKeepalive = "{\"type\":\"keepalive\"}\n";
+
+}  // namespace dsec::apiserver

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Node, events, layers.
+#include "apiserver/call.h"
+#include "apiserver/json_out.h"
+
+namespace dsec::apiserver::node_ops {
+namespace {
+
+using http::JsonWriter;
+using runtime::Deadline;
+using runtime::Task;
+
+constexpr uint64_t kWaitMs = 5000;  // of one long poll; a keepalive follows each
+constexpr uint32_t kMaxEvents = 500;
+
+// Events as NDJSON; of a sandbox until its terminal event when following.
+Task<void> StreamEvents(Call& call, std::string id) {
+  uint64_t after = call.query.Number("after", 0);
+  const bool follow = call.query.Flag("follow", false);
+  DSEC_CO_TRY_VOID(call.query.Finish());
+  bool begun = false;
+  for (;;) {
+    v1::EventsRequest request;
+    request.set_id(id);
+    request.set_after_seq(after);
+    request.set_max_events(kMaxEvents);
+    request.set_wait_ms(follow && begun ? kWaitMs : 0);
+    auto reply = co_await call.edge().Events(std::move(request), Call::Usual());
+    if (!reply.ok() && !begun) co_return std::move(reply).error();
+    std::string lines;
+    if (!begun) {
+      call.exchange.Begin(200, {{"Content-Type", std::string(kNdjsonType)}});
+      begun = true;
+    }
+    if (!reply.ok()) {
+      auto last = co_await call.exchange.WriteLast(call.ErrorRecord(reply.error()));
+      co_return last;
+    }
+    bool ended = false;
+    for (const v1::Event& event : reply->events()) {
+      JsonWriter json(lines);
+      WriteEvent(json, event);
+      lines += '\n';
+      after = id.empty() ? event.node_seq() : event.seq();
+      ended = ended || (!id.empty() && event.type() == "ended");
+    }
+    const bool full = static_cast<uint32_t>(reply->events_size()) >= kMaxEvents;
+    if (ended || (!follow && !full)) {
+      auto last = co_await call.exchange.WriteLast(lines);
+      co_return last;
+    }
+    if (call.exchange.Gone()) co_return Ok();
+    if (call.exchange.stopping()) {
+      auto last = co_await call.exchange.WriteLast(lines);
+      co_return last;
+    }
+    if (lines.empty() && follow) lines = kKeepalive;
+    if (!lines.empty()) {
+      auto written = co_await call.exchange.Write(lines);
+      if (!written.ok()) co_return std::move(written).error();
+    }
+  }
+}
+
+}  // namespace
+
+Task<void> Health(Call& call) {
+  auto done = co_await call.Json(200, "{\"status\":\"ok\"}");
+  co_return done;
+}
+
+Task<void> Metrics(Call& call) {
+  const http::Headers headers = {{"Content-Type", "text/plain; version=0.0.4; charset=utf-8"}};
+  auto done = co_await call.exchange.Reply(200, headers, call.services.registry.RenderPrometheus());
+  co_return done;
+}
+
+Task<void> Node(Call& call) {
+  DSEC_CO_TRY_VOID(call.query.Finish());
+  auto node = co_await call.edge().Node(Call::Usual());
+  if (!node.ok()) co_return std::move(node).error();
+  std::string body;
+  JsonWriter json(body);
+  WriteNode(json, *node);
+  auto done = co_await call.Json(200, std::move(body));
+  co_return done;
+}
+
+Task<void> NodeEvents(Call& call) {
+  auto done = co_await StreamEvents(call, "");
+  co_return done;
+}
+
+Task<void> SandboxEvents(Call& call) {
+  DSEC_CO_TRY(const SandboxId id, call.Sandbox());
+  auto done = co_await StreamEvents(call, id.str());
+  co_return done;
+}
+
+Task<void> ListLayers(Call& call) {
+  const std::string kind = call.query.Text("kind");
+  const std::string prefix = call.query.Text("prefix");
+  DSEC_CO_TRY_VOID(call.query.Finish());
+  auto listing = [&layers = call.services.layers, kind, prefix] {
+    return layers.List(kind, prefix);
+  };
+  auto found = co_await call.services.layer_pool.Run(std::move(listing), Call::Usual());
+  if (!found.ok()) co_return std::move(found).error();
+  std::string body;
+  JsonWriter json(body);
+  json.BeginObject();
+  json.BeginArray("layers");
+  for (const LayerView& layer : *found) {
+    WriteLayer(json, layer);
+  }
+  json.EndArray();
+  json.EndObject();
+  auto done = co_await call.Json(200, std::move(body));
+  co_return done;
+}
+
+Task<void> GetLayer(Call& call) {
+  DSEC_CO_TRY_VOID(call.query.Finish());
+  auto lookup = [&layers = call.services.layers, ref = call.params[0]] { return layers.Get(ref); };
+  auto found = co_await call.services.layer_pool.Run(std::move(lookup), Call::Usual());
+  if (!found.ok()) co_return std::move(found).error();
+  std::string body;
+  JsonWriter json(body);
+  WriteLayer(json, *found);
+  auto done = co_await call.Json(200, std::move(body));
+  co_return done;
+}
+
+Task<void> DeleteLayer(Call& call) {
+  DSEC_CO_TRY_VOID(call.query.Finish());
+  auto removal = [&layers = call.services.layers, ref = call.params[0]] {
+    return layers.Remove(ref);
+  };
+  auto removed = co_await call.services.layer_pool.Run(std::move(removal), Call::Usual());
+  if (!removed.ok()) co_return std::move(removed).error();
+  auto done = co_await call.NoContent();
+  co_return done;
+}
+
+}  // namespace dsec::apiserver::node_ops
