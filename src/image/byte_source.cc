@@ -132,6 +132,7 @@ Result<std::unique_ptr<InflateSource>> InflateSource::Open(std::unique_ptr<ByteS
   archive_entry* entry = nullptr;
   const int status = ::archive_read_next_header(handle, &entry);
   if (status != ARCHIVE_OK && status != ARCHIVE_EOF) return source->Fail("read");
+  source->empty_ = status == ARCHIVE_EOF;
   source->compressed_ = ::archive_filter_count(handle) > 1;
   return source;
 }
@@ -140,7 +141,7 @@ Result<std::span<const uint8_t>> InflateSource::Read() {
   const void* data = nullptr;
   size_t size = 0;
   la_int64_t offset = 0;
-  while (true) {
+  while (!empty_) {
     const int status = ::archive_read_data_block(archive_, &data, &size, &offset);
     if (status == ARCHIVE_EOF) break;
     if (status != ARCHIVE_OK) return Fail("decompress");

@@ -82,6 +82,7 @@ class InflateSource : public ByteSource {
   ImportLimits limits_;
   std::string name_;
   archive* archive_;
+  bool empty_ = false;
   bool compressed_ = false;
   bool drained_ = false;
   uint64_t in_ = 0;

@@ -16,9 +16,9 @@
 namespace dsec::image {
 
 struct ListFilter {
-  std::optional<LayerKind> kind;
-  std::string prefix;                         // of a NAME:TAG or of an id; empty: all
-  std::map<std::string, std::string> labels;  // all must match
+  std::optional<LayerKind> kind = {};
+  std::string prefix = {};                         // of a NAME:TAG or of an id; empty: all
+  std::map<std::string, std::string> labels = {};  // all must match
 };
 
 // What is known of the layers beside their content: names, labels, origin. SQLite with a rollback
