@@ -214,14 +214,18 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
     DSEC_TRY(sandbox->place, admission_.TryEnter());
     return Ok();
   };
+  metrics_.waiting_for_room.Add(1);
   auto entered = co_await room_queue_.Enter(sandbox->ticket, std::move(take), room_by);
+  metrics_.waiting_for_room.Add(-1);
   if (!entered.ok()) {
     if (entered.error().code() == Code::kResourceExhausted) metrics_.Refusals(entered.error().reason()).Add();
     co_return entered;
   }
   metrics_.live.Set(static_cast<double>(admission_.live()));
   const auto turn_by = runtime::Deadline::After(options_.create_queue_timeout);
+  metrics_.waiting_for_turn.Add(1);
   auto turn = co_await turns_.Acquire(sandbox->ticket, turn_by);
+  metrics_.waiting_for_turn.Add(-1);
   if (!turn.ok()) {
     if (turn.error().code() == Code::kResourceExhausted) metrics_.Refusals(turn.error().reason()).Add();
     co_return std::move(turn).error();
@@ -265,7 +269,10 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   sandbox->place.Settle();
   // What exists on the host by now must be known to what removes it.
   sandbox->Change([&](v1::SandboxRecord& record) { record = made; });
-  if (!instance.ok()) co_return std::move(instance).error();
+  if (!instance.ok()) {
+    co_return std::move(instance).error().Context("create {} within {} ms", sandbox->id(),
+                                                  options_.create_timeout.count());
+  }
   if (sandbox->doomed()) co_return Error(Code::kCancelled, "create.deleted", "the sandbox is to be deleted");
   DSEC_CO_FAULT_POINT("edge.create.before_running");
 
@@ -281,8 +288,8 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   auto saved = co_await Save(sandbox, std::move(running));
   if (!saved.ok()) co_return saved;
   DSEC_CO_FAULT_POINT("edge.create.after_running");
-  Began(sandbox, *std::move(instance), now);
   sandbox->create_done = true;
+  Began(sandbox, *std::move(instance), now);
   sandbox->Changed();
   // Asked for while the last write was under way.
   if (sandbox->doomed()) BeginStop(sandbox, sandbox->stop, std::chrono::milliseconds(0));

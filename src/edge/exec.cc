@@ -358,21 +358,32 @@ boost::asio::awaitable<void> Edge::FollowEntrypoint(SandboxPtr sandbox) {
   for (const std::string& item : sandbox->record()->spec().entrypoint()) start.add_argv(item);
   start.set_detached(true);
   start.set_request_digest(ExecDigest(start));
-  auto reply = co_await ExecHere(sandbox, start, false, runtime::Deadline::After(options_.create_timeout));
+  bool started = false;
+  v1::ExecReply reply;
   while (true) {
-    if (!reply.ok()) {
-      if (sandbox->state() != v1::STATE_RUNNING || reply.error().code() == Code::kCancelled) co_return;
-      log::Warn("sandbox.entrypoint_unknown", {{"sandbox_id", sandbox->id()}, {"error", reply.error()}});
-    } else if (!reply->running()) {
+    const auto next = runtime::Deadline::After(kEntrypointPace);
+    const auto deadline = runtime::Deadline::After(kEntrypointWait + 2 * kKillTimeout);
+    Result<v1::ExecReply> answer = reply;
+    if (started) {
+      answer = co_await PollHere(sandbox, poll, false, deadline);
+    } else {
+      answer = co_await ExecHere(sandbox, start, false, deadline);
+    }
+    if (sandbox->state() != v1::STATE_RUNNING || stopping()) co_return;
+    if (answer.ok() && !answer->running()) {
+      reply = *std::move(answer);
       break;
     }
+    if (!answer.ok()) {
+      if (answer.error().code() == Code::kCancelled) co_return;
+      log::Warn("sandbox.entrypoint_unknown", {{"sandbox_id", sandbox->id()}, {"error", answer.error()}});
+    }
+    started = started || answer.ok();
     // An agent that answers too early does not get to keep this loop busy.
-    const auto next = runtime::Deadline::After(kEntrypointPace);
     auto paused = co_await runtime::SleepUntil(next);
-    if (!paused.ok() || stopping()) co_return;
-    reply = co_await PollHere(sandbox, poll, false, runtime::Deadline::After(kEntrypointWait + 2 * kKillTimeout));
+    if (!paused.ok()) co_return;
   }
-  const v1::ExecResult& result = reply->result();
+  const v1::ExecResult& result = reply.result();
   const bool oom = result.kind() == v1::END_OOM_KILLED;
   v1::Termination termination = NewTermination(oom ? model::cause::kOom : model::cause::kEntrypointExit, "edge",
                                                fmt::format("entrypoint: {} {}", EndText(result), result.message()));

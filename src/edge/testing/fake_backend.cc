@@ -383,12 +383,21 @@ runtime::Task<std::shared_ptr<sandbox::Instance>> FakeBackend::Create(v1::Sandbo
     std::lock_guard lock(mutex_);
     making_.insert(id);
   }
-  auto make = [this, &record, &journal] { return Make(record, journal); };
+  // The thread may go on after the deadline: it works on a copy.
+  const auto copy = std::make_shared<v1::SandboxRecord>(record);
+  auto make = [this, copy, journal = std::move(journal)]() -> Result<void> {
+    auto result = Make(*copy, journal);
+    std::lock_guard lock(mutex_);
+    making_.erase(copy->id());
+    return result;
+  };
   auto made = co_await pool_.Run(std::move(make), deadline);
+  bool under_way = false;
   {
     std::lock_guard lock(mutex_);
-    making_.erase(id);
+    under_way = making_.contains(id);
   }
+  if (!under_way) record = *copy;
   if (!made.ok()) co_return std::move(made).error();
   co_return std::make_shared<FakeInstance>(host_, id, executor);
 }
@@ -453,7 +462,8 @@ runtime::Task<void> FakeBackend::Destroy(const v1::SandboxRecord& record, runtim
   const std::string id = record.id();
   auto destroy = [this, id]() -> Result<void> {
     host_.KillAgent(id, false);
-    std::lock_guard lock(host_.mutex_);
+    std::scoped_lock lock(mutex_, host_.mutex_);
+    if (making_.contains(id)) return Error(Code::kDeadlineExceeded, "sandbox.stuck", "its create hangs");
     if (host_.state_.stuck.contains(id)) {
       return Error(Code::kDeadlineExceeded, "sandbox.stuck", "a process is in state D");
     }
