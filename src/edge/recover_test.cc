@@ -26,17 +26,20 @@ class EdgeRecover : public EdgeFixture {
   }
 
   // Runs `action` and takes the state each time that it passes `point`.
-  template <typename T>
-  std::vector<Moment> MomentsOf(const std::string& point, std::future<Result<T>> (EdgeRecover::*action)()) {
+  template <typename F>
+  std::vector<Moment> MomentsOf(const std::string& point, F action) {
     std::vector<Moment> moments;
     uint64_t fired = fault::Fired(point);
     EXPECT_TRUE(fault::Arm(point + "=block").ok());
-    auto done = (this->*action)();
+    auto done = action();
     while (done.wait_for(milliseconds(0)) != std::future_status::ready) {
       if (!fault::WaitFired(point, fired + 1, milliseconds(20))) continue;
       ++fired;
       Moment moment{fmt::format("{}-{}", dir_, moments.size()), host_->Clone()};
-      std::filesystem::copy(dir_, moment.dir, std::filesystem::copy_options::recursive);
+      std::filesystem::create_directory(moment.dir);
+      for (const auto& file : std::filesystem::directory_iterator(dir_)) {
+        if (file.is_regular_file()) std::filesystem::copy(file.path(), moment.dir);
+      }
       moments.push_back(std::move(moment));
       EXPECT_TRUE(fault::Arm(point + "=block").ok());  // lets it go on to the next pass
     }
@@ -50,10 +53,14 @@ class EdgeRecover : public EdgeFixture {
     Crash();
     old_dirs_.push_back(dir_);
     dir_ = moment.dir;
+    std::filesystem::create_directory(dir_);
     host_ = std::move(moment.host);
     options_.state_dir = dir_;
-    options_.proc_root = dir_ + "/proc";
     Start();
+  }
+  // A node without a past.
+  void StartFresh() {
+    RestartAt({fmt::format("{}-{}", first_dir_, old_dirs_.size()), std::make_unique<FakeHost>()});
   }
 
   void AwaitSettled() {
@@ -78,6 +85,7 @@ class EdgeRecover : public EdgeFixture {
   std::string id_;
 
  private:
+  const std::string first_dir_ = dir_ + "-fresh";
   std::vector<std::string> old_dirs_;
 };
 
@@ -87,8 +95,8 @@ TEST_F(EdgeRecover, CrashAtAnyMomentOfACreate_LeavesOneSandboxOrNone) {
                                   "edge.create.before_journal", "edge.create.after_journal", "fake.create.step",
                                   "edge.create.before_running", "edge.create.after_running"}) {
     SCOPED_TRACE(point);
-    Start();
-    auto moments = MomentsOf(point, &EdgeRecover::BeginCreate);
+    StartFresh();
+    auto moments = MomentsOf(point, [this] { return BeginCreate(); });
     EXPECT_FALSE(moments.empty());
     moments_seen += moments.size();
     for (Moment& moment : moments) {
@@ -109,10 +117,10 @@ TEST_F(EdgeRecover, CrashAtAnyMomentOfAStop_EndsItOnce) {
   for (const std::string point : {"edge.store.before_write", "edge.store.after_write", "edge.stop.after_record",
                                   "edge.stop.before_destroy", "edge.stop.after_destroy", "edge.stop.after_end"}) {
     SCOPED_TRACE(point);
-    Start();
+    StartFresh();
     const std::string request_id = "stop-" + point;
     id_ = Create(request_id);
-    auto moments = MomentsOf(point, &EdgeRecover::BeginDelete);
+    auto moments = MomentsOf(point, [this] { return BeginDelete(); });
     EXPECT_FALSE(moments.empty());
     for (Moment& moment : moments) {
       RestartAt(std::move(moment));
