@@ -101,10 +101,7 @@ Task<void> ListLayers(Call& call) {
   const std::string kind = call.query.Text("kind");
   const std::string prefix = call.query.Text("prefix");
   DSEC_CO_TRY_VOID(call.query.Finish());
-  auto listing = [&layers = call.services.layers, kind, prefix] {
-    return layers.List(kind, prefix);
-  };
-  auto found = co_await call.services.layer_pool.Run(std::move(listing), Call::Usual());
+  auto found = co_await call.services.layers.List(kind, prefix, Call::Usual());
   if (!found.ok()) co_return std::move(found).error();
   std::string body;
   JsonWriter json(body);
@@ -121,8 +118,7 @@ Task<void> ListLayers(Call& call) {
 
 Task<void> GetLayer(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
-  auto lookup = [&layers = call.services.layers, ref = call.params[0]] { return layers.Get(ref); };
-  auto found = co_await call.services.layer_pool.Run(std::move(lookup), Call::Usual());
+  auto found = co_await call.services.layers.Get(call.params[0], Call::Usual());
   if (!found.ok()) co_return std::move(found).error();
   std::string body;
   JsonWriter json(body);
@@ -133,10 +129,7 @@ Task<void> GetLayer(Call& call) {
 
 Task<void> DeleteLayer(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
-  auto removal = [&layers = call.services.layers, ref = call.params[0]] {
-    return layers.Remove(ref);
-  };
-  auto removed = co_await call.services.layer_pool.Run(std::move(removal), Call::Usual());
+  auto removed = co_await call.services.layers.Remove(call.params[0], Call::Usual());
   if (!removed.ok()) co_return std::move(removed).error();
   auto done = co_await call.NoContent();
   co_return done;

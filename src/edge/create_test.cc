@@ -244,9 +244,10 @@ TEST_F(EdgeCreate, LostReply_IsForgivenByARepeatOrByUse) {
 TEST_F(EdgeCreate, HungStep_DoesNotHoldUpOthers) {
   options_.create_timeout = milliseconds(300);
   Start();
+  const uint64_t fired = fault::Fired("fake.create.step");
   ASSERT_TRUE(fault::Arm("fake.create.step=block*1").ok());
   auto hung = Begin(edge_->Create(CreateRequestOf("hung"), Soon()));
-  ASSERT_TRUE(fault::WaitFired("fake.create.step", 1, milliseconds(10'000)));
+  ASSERT_TRUE(fault::WaitFired("fake.create.step", fired + 1, milliseconds(10'000)));
   for (int i = 0; i < 50; ++i) {
     const std::string id = Create(fmt::format("r{}", i));
     ASSERT_TRUE(Delete(id).ok());

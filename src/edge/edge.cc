@@ -184,9 +184,7 @@ runtime::Task<v1::SandboxRecord> Edge::FindEnded(std::string id) {
   auto find = [this, id] { return store_->Find(id); };
   auto found = co_await store_thread_->Run(std::move(find), runtime::Deadline::Never());
   if (!found.ok()) co_return std::move(found).error();
-  if (!found->has_value()) {
-    co_return Error(Code::kNotFound, "sandbox.not_found", fmt::format("there is no sandbox {}", SafeText(id)));
-  }
+  if (!found->has_value()) co_return NotFoundError(id);
   co_return **std::move(found);
 }
 

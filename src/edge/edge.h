@@ -229,6 +229,8 @@ inline constexpr std::string_view kEntrypointOp = "entrypoint";
 
 // kUnavailable "edge.stopping".
 Error StoppingError();
+// kNotFound "sandbox.not_found".
+Error NotFoundError(std::string_view id);
 // Ok for RUNNING, else what EdgeApi says for each state.
 Result<void> CheckRunning(const Sandbox& sandbox);
 // kGone "sandbox.ended.<cause>".

@@ -59,6 +59,10 @@ std::string EndedText(const v1::Termination& termination) {
 
 Error StoppingError() { return Error(Code::kUnavailable, "edge.stopping", "this daemon is being stopped"); }
 
+Error NotFoundError(std::string_view id) {
+  return Error(Code::kNotFound, "sandbox.not_found", fmt::format("there is no sandbox {}", SafeText(id)));
+}
+
 Result<void> CheckRunning(const Sandbox& sandbox) {
   switch (sandbox.state()) {
     case v1::STATE_RUNNING:
@@ -69,6 +73,7 @@ Result<void> CheckRunning(const Sandbox& sandbox) {
     case v1::STATE_STARTING:
       return Error(Code::kConflict, "sandbox.not_ready", fmt::format("{} is not ready yet", sandbox.id()));
     case v1::STATE_STOPPING:
+      if (sandbox.stop.cause() != model::cause::kUserStop) return GoneError(sandbox.stop);
       return Error(Code::kConflict, "sandbox.stopping", fmt::format("{} is stopping", sandbox.id()));
     default:
       return GoneError(sandbox.stop);

@@ -71,6 +71,8 @@ runtime::Task<v1::SandboxView> Edge::DeleteHere(SandboxPtr sandbox, v1::DeleteRe
     }
     if (!woken.ok()) co_return std::move(woken).error();
   }
+  // A create that was refused at the same moment leaves no record.
+  if (!sandbox->recorded) co_return NotFoundError(sandbox->id());
   co_return ViewOf(*sandbox);
 }
 

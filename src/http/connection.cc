@@ -51,7 +51,7 @@ void ShardState::Sweep(MonoTime now) {
   date = HttpDate(Clock::System().Wall());
   // Sweeping ends no coroutine by itself: what it cancels runs later, so the list stands still.
   for (Connection* connection : connections) {
-    if (now >= cut_at) connection->Cut();
+    if (now >= cut_at) connection->Cancel();
     connection->Sweep(now);
   }
 }
@@ -435,6 +435,11 @@ void Connection::Cut() {
   socket_.cancel(ignored);
 }
 
+void Connection::Cancel() {
+  Cut();
+  running_.Cancel();
+}
+
 Error Connection::GoneError() const {
   return Error(Code::kCancelled, "client.gone", "the client has gone");
 }
@@ -444,6 +449,7 @@ Error Connection::GoneError() const {
 void Connection::ComposeHead(int status, const Headers& headers, std::optional<uint64_t> length) {
   const RequestHead& head = parser_.head();
   begun_ = true;
+  status_ = status;
   chunked_ = !length && status != 204 && head.http11;
   left_to_write_ = status == 204 ? 0 : length;
   if (!length && status != 204 && !head.http11) keep_ = false;
@@ -545,6 +551,8 @@ const RequestHead& Exchange::head() const { return connection_.parser_.head(); }
 const std::string& Exchange::request_id() const { return connection_.request_id_; }
 bool Exchange::body_done() const { return connection_.parser_.body_done(); }
 bool Exchange::begun() const { return connection_.begun_; }
+int Exchange::status() const { return connection_.begun_ ? connection_.status_ : 0; }
+bool Exchange::left() const { return connection_.eof_ || connection_.broken_ || stopping(); }
 bool Exchange::stopping() const {
   return connection_.shared_.stopping.load(std::memory_order_relaxed);
 }

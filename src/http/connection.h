@@ -18,6 +18,7 @@
 #include "http/parser.h"
 #include "http/server.h"
 #include "runtime/async_event.h"
+#include "runtime/gate.h"
 
 // Internal to src/http: one connection of the server.
 namespace dsec::http {
@@ -59,8 +60,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Sweep(MonoTime now);
   // At a stop: an idle connection is cut, a busy one told.
   void Stop();
-  // Makes every wait fail; no reply is finished.
+  // Makes every wait on the client fail; no reply is finished.
   void Cut();
+  // Cut, and whatever the handler waits for is cancelled.
+  void Cancel();
+  void SetRunning(runtime::Running running) { running_ = std::move(running); }
 
  private:
   friend class Exchange;
@@ -102,6 +106,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ShardState& shard_;
   std::optional<std::list<Connection*>::iterator> place_;
 
+  runtime::Running running_;
+
   RequestParser parser_;
   std::string input_;  // received, not yet used from input_used_ on
   size_t input_used_ = 0;
@@ -123,6 +129,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   std::string out_;  // head and chunk framing that wait for the next send
   bool begun_ = false;
+  int status_ = 0;
   bool finished_ = false;
   bool chunked_ = false;
   bool keep_ = false;

@@ -134,4 +134,10 @@ void JsonWriter::Quoted(std::string_view text) {
   out_ += '"';
 }
 
+std::string JsonMember(std::string_view key, std::string_view text) {
+  std::string member;
+  JsonWriter(member).Field(key, text);
+  return member;
+}
+
 }  // namespace dsec::http

@@ -65,4 +65,7 @@ class JsonWriter {
   bool comma_ = false;  // before the next key or element
 };
 
+// "key":"text", as one member for Members.
+std::string JsonMember(std::string_view key, std::string_view text);
+
 }  // namespace dsec::http

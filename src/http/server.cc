@@ -9,6 +9,7 @@
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 
@@ -72,9 +73,6 @@ struct Server::Impl {
     for (size_t i = 0; i < shards.size(); ++i) {
       states.push_back(std::make_shared<ShardState>());
       states.back()->date = HttpDate(Clock::System().Wall());
-      sweepers.push_back(std::make_unique<runtime::Periodic>(
-          shards.at(i), "http.sweep", options.sweep_period,
-          [state = states.back()] { return SweepShard(state); }));
     }
   }
 
@@ -157,7 +155,10 @@ void Server::Impl::Take(int fd, bool tcp) {
   const boost::asio::generic::stream_protocol protocol(tcp ? AF_INET : AF_UNIX, 0);
   auto connection = std::make_shared<Connection>(Connection::Socket(shards.at(index), protocol, fd),
                                                  tcp, shared, states[index]);
-  (void)runtime::Spawn(gate, shards.at(index), Connection::Serve(std::move(connection)));
+  auto running = runtime::SpawnCancellable(gate, shards.at(index), Connection::Serve(connection));
+  boost::asio::post(shards.at(index), [connection = std::move(connection), running = std::move(running)]() mutable {
+    connection->SetRunning(std::move(running));
+  });
 }
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -169,6 +170,10 @@ Result<std::unique_ptr<Server>> Server::Start(runtime::Shards& shards,
                                               metrics::Registry& registry) {
   auto impl = std::make_unique<Impl>(shards, options, std::move(handler), registry);
   for (const std::string& text : listen) DSEC_TRY_VOID(impl->Open(text));
+  for (size_t i = 0; i < shards.size(); ++i) {
+    impl->sweepers.push_back(std::make_unique<runtime::Periodic>(shards.at(i), "http.sweep", options.sweep_period,
+                                                                 [state = impl->states[i]] { return SweepShard(state); }));
+  }
   for (const auto& listener : impl->listeners) {
     (void)runtime::Spawn(impl->gate, shards.at(0), impl->Accept(listener));
   }

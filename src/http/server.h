@@ -61,6 +61,8 @@ class Exchange {
   // A handler that returns between Begin and End cuts the connection, which tells the client that
   // the body is not whole.
   bool begun() const;
+  // Of the reply; 0 before it has begun.
+  int status() const;
 
   // --- the client ---
   // Looks at the connection now: closed, broken, or its sending side shut down.
@@ -69,6 +71,8 @@ class Exchange {
   // connection.
   runtime::AsyncEvent& attention();
   bool stopping() const;
+  // Whether there is a reason for attention, as far as is known without looking.
+  bool left() const;
 
  private:
   Connection& connection_;
@@ -112,8 +116,8 @@ class Server {
 
   // What it listens on, as a client takes it: "http://127.0.0.1:7878", "unix:/path".
   const std::vector<std::string>& addresses() const;
-  // Takes no new connection, closes idle ones, sets attention() of the others and waits for their
-  // handlers; at `deadline` it cuts the connections (handlers still end by themselves). Once.
+  // Takes no new connection, closes idle ones, sets attention() of the others and waits for their handlers; at `deadline` it cuts
+  // the connections and cancels the handlers. Once.
   boost::asio::awaitable<void> Stop(runtime::Deadline deadline);
 
  private:

@@ -27,11 +27,11 @@ struct LimitsPolicy {
   LimitRule cpu_millis{10, 1'024'000, 1000, ""};
   LimitRule pids{4, 1 << 20, 1024, ""};
   LimitRule disk_bytes{16ull << 20, 16ull << 40, 2ull << 30, ""};
-  LimitRule disk_inodes{1024, 1ull << 32, 0,
+  LimitRule disk_inodes{1024, 1ull << 40, 0,
                         ""};  // fallback 0: one for each 4 KiB of disk, at least 65,536
   LimitRule shm_bytes{1ull << 20, 4ull << 40, 64ull << 20,
                       ""};  // the default is never above half of the memory
-  LimitRule open_files{16, 1 << 20, 16384, ""};
+  LimitRule open_files{256, 1 << 20, 16384, ""};  // init of a sandbox needs the minimum
   LimitRule output_bytes{1024, 64ull << 20, 1ull << 20, ""};
   LimitRule ttl_ms{1000, 30ull * 86'400'000, 0, ""};   // 0: none
   LimitRule idle_ms{1000, 30ull * 86'400'000, 0, ""};  // 0: none

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/channel.h"
 
-#include <boost/asio/as_tuple.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/this_coro.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <deque>
-#include <optional>
 #include <unordered_map>
 
+#include "base/log.h"
+#include "rpc/dial.h"
 #include "rpc/socket.h"
+#include "runtime/shards.h"
 
 namespace dsec::rpc {
 namespace {
@@ -22,70 +18,126 @@ using runtime::Deadline;
 using runtime::Task;
 
 constexpr size_t kMaxUnread = 64;
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
-
-Error Closed() { return Error(Code::kUnavailable, "rpc.closed", "the connection is closed"); }
+constexpr size_t kMaxUnreadBytes = size_t{8} << 20;
 
 int64_t TimeoutNanos(Deadline deadline) {
   if (deadline.never()) return 0;
   return std::max<int64_t>(1, deadline.Remaining().count());
 }
 
-// What waits for frames of one stream id. Owned by the caller, known to the channel while it waits.
-struct Inbox {
-  runtime::AsyncEvent arrived;
-  std::deque<Frame> frames;
-  bool closed = false;  // the connection has ended
-  bool overrun = false;
+class SocketChannel;
+
+// What has come for one stream id. The channel knows it from Open on; its destructor forgets it.
+class Inbox {
+ public:
+  Inbox(std::shared_ptr<SocketChannel> channel, bool streaming)
+      : channel_(std::move(channel)), streaming_(streaming) {}
+  ~Inbox();
+  Inbox(const Inbox&) = delete;
+  Inbox& operator=(const Inbox&) = delete;
+
+  Result<void> Open(const Request& request, uint8_t flags, Deadline deadline);
+  Task<Frame> Take(Deadline deadline);
+
+  SocketChannel& channel() const { return *channel_; }
+  uint32_t id() const { return id_; }
+  // A call has one answer.
+  bool WantsMore() const { return streaming_ || frames_.empty(); }
+  // False when there is no room.
+  bool Put(Frame frame);
+  void Fail(const Error& error);
+
+ private:
+  const std::shared_ptr<SocketChannel> channel_;
+  const bool streaming_;
+  uint32_t id_ = 0;
+  std::string method_;
+  std::deque<Frame> frames_;
+  size_t bytes_ = 0;
+  std::optional<Error> error_;
+  runtime::AsyncEvent arrived_;
 };
 
-class SocketChannel final : public Channel {
+class SocketChannel final : public Channel, public std::enable_shared_from_this<SocketChannel> {
  public:
-  explicit SocketChannel(FrameSocket::Socket socket)
-      : socket_(std::make_shared<FrameSocket>(std::move(socket), kMaxFramePayload)) {}
+  SocketChannel(FrameSocket::Socket socket, std::string peer)
+      : peer_(std::move(peer)),
+        socket_(std::make_shared<FrameSocket>(
+            std::move(socket), [this](const FrameHeader& header) { return Wanted(header); })) {}
   ~SocketChannel() override { socket_->Close(); }
 
   // The read loop keeps only the socket alive: the channel ends when its last user lets go.
-  static void Start(const std::shared_ptr<SocketChannel>& channel,
-                    const runtime::Executor& executor) {
-    asio::co_spawn(executor, ReadLoop(channel, channel->socket_), asio::detached);
+  static std::shared_ptr<Channel> Start(FrameSocket::Socket socket, std::string peer,
+                                        const runtime::Executor& executor) {
+    auto channel = std::make_shared<SocketChannel>(std::move(socket), std::move(peer));
+    runtime::internal::StartDetached(executor, ReadLoop(channel, channel->socket_));
+    return channel;
   }
 
   Task<std::string> CallRaw(std::string_view service, std::string_view method, std::string payload,
                             Deadline deadline) override {
-    const auto self = shared_from_this();
-    Inbox inbox;
-    auto sent = Register(service, method, std::move(payload), deadline, 0, inbox);
-    if (!sent.ok()) co_return std::move(sent).error();
-    const uint32_t id = *sent;
-    auto frame = co_await Take(inbox, deadline);
-    inboxes_.erase(id);
-    if (!frame.ok()) co_return std::move(frame).error();
-    if (frame->type != MessageType::kResponse) {
-      Close();
-      co_return Error(Code::kUnavailable, "rpc.response", "the peer answered a call with data");
-    }
-    co_return ParseResponse(frame->payload);
+    return RunCall(shared_from_this(),
+                   {std::string(service), std::string(method), std::move(payload)}, deadline);
   }
 
   Result<std::unique_ptr<Stream>> OpenStream(std::string_view service, std::string_view method,
                                              std::string payload, Deadline deadline) override;
 
-  bool closed() const override { return ended_; }
-
-  Task<void> WaitClosed() override {
-    const auto self = shared_from_this();
-    auto waited = co_await closed_.Wait(Deadline::Never());
-    co_return waited;
+  bool closed() const override { return close_error_.has_value(); }
+  Task<void> WaitClosed() override { return RunWaitClosed(shared_from_this()); }
+  void Close() override {
+    End(Error(Code::kUnavailable, "rpc.closed", "the connection was closed on this side"));
   }
 
-  void Close() override {
-    socket_->Close();
-    End();
+  // --- for Inbox ---
+
+  Result<uint32_t> Send(Request request, uint8_t flags, Deadline deadline, Inbox& inbox) {
+    if (close_error_) return *close_error_;
+    if (deadline.Expired()) {
+      return Error(Code::kDeadlineExceeded, "rpc.deadline",
+                   fmt::format("{}: no time left", request.method));
+    }
+    if (next_stream_ > UINT32_MAX - 2) {
+      End(Error(Code::kUnavailable, "rpc.closed", "the connection has used up its stream ids"));
+      return *close_error_;
+    }
+    request.timeout_nanos = TimeoutNanos(deadline);
+    const uint32_t id = next_stream_;
+    DSEC_TRY_VOID(socket_->Send(id, MessageType::kRequest, flags, SerializeRequest(request)));
+    next_stream_ += 2;
+    inboxes_.emplace(id, &inbox);
+    return id;
+  }
+  Result<void> SendData(uint32_t id, uint8_t flags, std::string_view payload) {
+    return socket_->Send(id, MessageType::kData, flags, payload);
+  }
+  void Forget(uint32_t id) {
+    inboxes_.erase(id);
+    socket_->Drop(id);
   }
 
  private:
-  friend class SocketStream;
+  static Task<std::string> RunCall(std::shared_ptr<SocketChannel> self, Request request,
+                                   Deadline deadline) {
+    const auto cancellation = co_await asio::this_coro::cancellation_state;
+    if (cancellation.cancelled() != asio::cancellation_type::none) {
+      co_return Error(Code::kCancelled, "task.cancelled", "the task was cancelled");
+    }
+    Inbox inbox(std::move(self), false);
+    DSEC_CO_TRY_VOID(inbox.Open(request, 0, deadline));
+    request = {};
+    auto frame = co_await inbox.Take(deadline);
+    if (!frame.ok()) co_return std::move(frame).error();
+    if (frame->type != MessageType::kResponse) {
+      co_return Error(Code::kUnavailable, "rpc.response", "the peer answered a call with data");
+    }
+    co_return ParseResponse(frame->payload);
+  }
+
+  static Task<void> RunWaitClosed(std::shared_ptr<SocketChannel> self) {
+    auto waited = co_await self->ended_.Wait(Deadline::Never());
+    co_return std::move(waited);
+  }
 
   static asio::awaitable<void> ReadLoop(std::weak_ptr<SocketChannel> weak,
                                         std::shared_ptr<FrameSocket> socket) {
@@ -94,115 +146,125 @@ class SocketChannel final : public Channel {
       const auto channel = weak.lock();
       if (!channel) co_return;
       if (!frame.ok()) {
-        channel->Close();
+        channel->OnBroken(std::move(frame).error());
         co_return;
       }
       channel->OnFrame(std::move(*frame));
     }
   }
 
+  Result<bool> Wanted(const FrameHeader& header) const {
+    if (header.type == MessageType::kRequest || header.stream % 2 == 0 ||
+        header.stream >= next_stream_) {
+      return Error(Code::kInvalidArgument, "rpc.frame",
+                   fmt::format("frame of type {} for stream {}, which was never opened",
+                               static_cast<int>(header.type), header.stream));
+    }
+    const auto found = inboxes_.find(header.stream);
+    return found != inboxes_.end() && found->second->WantsMore();
+  }
+
   void OnFrame(Frame frame) {
-    // Answers to calls that nobody waits for any more are dropped.
     const auto found = inboxes_.find(frame.stream);
     if (found == inboxes_.end()) return;
     Inbox& inbox = *found->second;
-    if (frame.type == MessageType::kRequest) {
-      Close();
-      return;
-    }
-    if (inbox.frames.size() >= kMaxUnread) {
-      inbox.overrun = true;
-      Close();
-      return;
-    }
-    inbox.frames.push_back(std::move(frame));
-    inbox.arrived.Set();
+    if (inbox.Put(std::move(frame))) return;
+    inboxes_.erase(found);
+    inbox.Fail(Error(Code::kResourceExhausted, "rpc.stream_overrun", "too much waits unread"));
   }
 
-  Result<uint32_t> Register(std::string_view service, std::string_view method, std::string payload,
-                            Deadline deadline, uint8_t flags, Inbox& inbox) {
-    if (ended_) return Closed();
-    if (deadline.Expired()) {
-      return Error(Code::kDeadlineExceeded, "rpc.deadline",
-                   fmt::format("{}: no time left", method));
+  void OnBroken(Error error) {
+    if (error.reason() != "rpc.closed") {
+      log::Warn("rpc.protocol_error", {{"peer", peer_}, {"error", error}});
     }
-    if (next_stream_ > 0xfffffff0u) {
-      Close();
-      return Closed();
-    }
-    const uint32_t id = next_stream_;
-    const std::string request = SerializeRequest(
-        {std::string(service), std::string(method), std::move(payload), TimeoutNanos(deadline)});
-    DSEC_TRY_VOID(socket_->Send(id, MessageType::kRequest, flags, request));
-    next_stream_ += 2;
-    inboxes_[id] = &inbox;
-    return id;
+    End(Error(Code::kUnavailable, "rpc.closed", fmt::format("{}: {}", peer_, error.message()))
+            .WithErrno(error.sys_errno()));
   }
 
-  static Task<Frame> Take(Inbox& inbox, Deadline deadline) {
-    while (inbox.frames.empty()) {
-      if (inbox.overrun) {
-        co_return Error(Code::kResourceExhausted, "rpc.stream_overrun", "too many unread messages");
-      }
-      if (inbox.closed) co_return Closed();
-      inbox.arrived.Reset();
-      auto waited = co_await inbox.arrived.Wait(deadline);
-      if (!waited.ok()) {
-        if (waited.error().code() == Code::kDeadlineExceeded) {
-          co_return Error(Code::kDeadlineExceeded, "rpc.deadline", "no answer in time");
-        }
-        co_return std::move(waited).error();
-      }
-    }
-    Frame frame = std::move(inbox.frames.front());
-    inbox.frames.pop_front();
-    co_return frame;
+  void End(Error error) {
+    if (close_error_) return;
+    close_error_ = std::move(error);
+    socket_->Close();
+    for (const auto& [id, inbox] : inboxes_) inbox->Fail(*close_error_);
+    inboxes_.clear();
+    ended_.Set();
   }
 
-  void End() {
-    if (ended_) return;
-    ended_ = true;
-    for (auto& [id, inbox] : inboxes_) {
-      inbox->closed = true;
-      inbox->arrived.Set();
-    }
-    closed_.Set();
-  }
-
+  const std::string peer_;
   const std::shared_ptr<FrameSocket> socket_;
   std::unordered_map<uint32_t, Inbox*> inboxes_;
   uint32_t next_stream_ = 1;
-  bool ended_ = false;
-  runtime::AsyncEvent closed_;
+  std::optional<Error> close_error_;
+  runtime::AsyncEvent ended_;
 };
+
+Inbox::~Inbox() {
+  if (id_ != 0) channel_->Forget(id_);
+}
+
+Result<void> Inbox::Open(const Request& request, uint8_t flags, Deadline deadline) {
+  method_ = request.method;
+  DSEC_TRY(id_, channel_->Send(request, flags, deadline, *this));
+  return Ok();
+}
+
+bool Inbox::Put(Frame frame) {
+  bytes_ += frame.payload.size();
+  if (frames_.size() >= kMaxUnread || bytes_ > kMaxUnreadBytes) return false;
+  frames_.push_back(std::move(frame));
+  arrived_.Set();
+  return true;
+}
+
+void Inbox::Fail(const Error& error) {
+  // What came before the end of the connection is still good; what overran is not.
+  if (error.reason() == "rpc.stream_overrun") frames_.clear();
+  error_ = error;
+  arrived_.Set();
+}
+
+Task<Frame> Inbox::Take(Deadline deadline) {
+  while (frames_.empty()) {
+    if (error_) co_return *error_;
+    arrived_.Reset();
+    auto waited = co_await arrived_.Wait(deadline);
+    if (waited.ok()) continue;
+    if (waited.error().code() == Code::kDeadlineExceeded) {
+      co_return Error(Code::kDeadlineExceeded, "rpc.deadline",
+                      fmt::format("{}: no answer in time", method_));
+    }
+    co_return std::move(waited).error();
+  }
+  Frame frame = std::move(frames_.front());
+  frames_.pop_front();
+  bytes_ -= frame.payload.size();
+  co_return frame;
+}
 
 class SocketStream final : public Channel::Stream {
  public:
-  explicit SocketStream(std::shared_ptr<SocketChannel> channel) : channel_(std::move(channel)) {}
-  ~SocketStream() override { channel_->inboxes_.erase(id_); }
+  explicit SocketStream(std::shared_ptr<SocketChannel> channel)
+      : inbox_(std::move(channel), true) {}
 
-  Result<void> Open(std::string_view service, std::string_view method, std::string payload,
-                    Deadline deadline) {
-    DSEC_TRY(id_, channel_->Register(service, method, std::move(payload), deadline, kFlagRemoteOpen,
-                                     inbox_));
-    return {};
+  Result<void> Open(const Request& request, Deadline deadline) {
+    return inbox_.Open(request, kFlagRemoteOpen, deadline);
   }
 
   Result<void> Send(std::string payload) override {
     DSEC_TRY_VOID(CanSend());
-    return channel_->socket_->Send(id_, MessageType::kData, kFlagRemoteOpen, payload);
+    return inbox_.channel().SendData(inbox_.id(), 0, payload);
   }
 
   Result<void> CloseSend() override {
     DSEC_TRY_VOID(CanSend());
     send_closed_ = true;
-    return channel_->socket_->Send(id_, MessageType::kData, kFlagRemoteClosed | kFlagNoData, "");
+    return inbox_.channel().SendData(inbox_.id(), kFlagRemoteClosed | kFlagNoData, "");
   }
 
   Task<std::optional<std::string>> Receive(Deadline deadline) override {
     using Message = std::optional<std::string>;
     while (!received_all_) {
-      auto frame = co_await SocketChannel::Take(inbox_, deadline);
+      auto frame = co_await inbox_.Take(deadline);
       if (!frame.ok()) co_return std::move(frame).error();
       if (frame->type == MessageType::kResponse) {
         received_all_ = true;
@@ -219,13 +281,11 @@ class SocketStream final : public Channel::Stream {
 
  private:
   Result<void> CanSend() const {
-    if (!send_closed_) return {};
+    if (!send_closed_) return Ok();
     return Error(Code::kFailedPrecondition, "rpc.stream_closed", "this side has ended the stream");
   }
 
-  const std::shared_ptr<SocketChannel> channel_;
   Inbox inbox_;
-  uint32_t id_ = 0;
   bool send_closed_ = false;
   bool received_all_ = false;
 };
@@ -234,62 +294,27 @@ Result<std::unique_ptr<Channel::Stream>> SocketChannel::OpenStream(std::string_v
                                                                    std::string_view method,
                                                                    std::string payload,
                                                                    Deadline deadline) {
-  auto stream =
-      std::make_unique<SocketStream>(std::static_pointer_cast<SocketChannel>(shared_from_this()));
-  DSEC_TRY_VOID(stream->Open(service, method, std::move(payload), deadline));
+  auto stream = std::make_unique<SocketStream>(shared_from_this());
+  DSEC_TRY_VOID(
+      stream->Open({std::string(service), std::string(method), std::move(payload)}, deadline));
   return std::unique_ptr<Channel::Stream>(std::move(stream));
-}
-
-// Connects within the deadline: closing the socket is what ends a connect that takes too long.
-Task<std::shared_ptr<Channel>> Connect(runtime::Executor executor,
-                                       asio::generic::stream_protocol::endpoint endpoint,
-                                       std::string name, Deadline deadline) {
-  auto socket = std::make_shared<FrameSocket::Socket>(executor);
-  asio::steady_timer timer(executor);
-  timer.expires_at(deadline.at());
-  timer.async_wait([weak = std::weak_ptr(socket)](const boost::system::error_code& error) {
-    const auto pending = weak.lock();
-    boost::system::error_code ignored;
-    if (!error && pending) pending->close(ignored);
-  });
-  const auto [error] = co_await socket->async_connect(endpoint, kTuple);
-  timer.cancel();
-  if (error) {
-    if (deadline.Expired()) {
-      co_return Error(Code::kDeadlineExceeded, "rpc.deadline", fmt::format("connect to {}", name));
-    }
-    co_return Error(Code::kUnavailable, "rpc.connect",
-                    fmt::format("connect to {}: {}", name, error.message()));
-  }
-  auto channel = std::make_shared<SocketChannel>(std::move(*socket));
-  SocketChannel::Start(channel, executor);
-  co_return std::shared_ptr<Channel>(std::move(channel));
 }
 
 }  // namespace
 
 Task<std::shared_ptr<Channel>> Channel::ConnectUnix(runtime::Executor executor, std::string path,
                                                     Deadline deadline) {
-  if (path.size() > 107) {  // sun_path, unix(7)
-    co_return Error(Code::kInvalidArgument, "rpc.connect",
-                    fmt::format("socket path {} is over 107 bytes", path));
-  }
-  const asio::local::stream_protocol::endpoint endpoint(path);
-  auto channel = co_await Connect(executor, endpoint, path, deadline);
-  co_return channel;
+  auto socket = co_await DialUnix(executor, path, deadline);
+  if (!socket.ok()) co_return std::move(socket).error();
+  co_return SocketChannel::Start(std::move(*socket), std::move(path), executor);
 }
 
 Task<std::shared_ptr<Channel>> Channel::ConnectTcp(runtime::Executor executor, std::string host,
                                                    uint16_t port, Deadline deadline) {
-  asio::ip::tcp::resolver resolver(executor);
-  const auto [error, found] = co_await resolver.async_resolve(host, std::to_string(port), kTuple);
-  if (error || found.empty()) {
-    co_return Error(Code::kUnavailable, "rpc.connect",
-                    fmt::format("resolve {}: {}", host, error.message()));
-  }
-  const asio::ip::tcp::endpoint endpoint = found.begin()->endpoint();
-  auto channel = co_await Connect(executor, endpoint, fmt::format("{}:{}", host, port), deadline);
-  co_return channel;
+  std::string peer = fmt::format("{}:{}", host, port);
+  auto socket = co_await DialTcp(executor, std::move(host), port, deadline);
+  if (!socket.ok()) co_return std::move(socket).error();
+  co_return SocketChannel::Start(std::move(*socket), std::move(peer), executor);
 }
 
 }  // namespace dsec::rpc

@@ -14,24 +14,27 @@
 namespace dsec::rpc {
 
 // The client end of one ttrpc connection: many calls at once. Lives on one shard, on which every
-// call must be made. The peer may be hostile: frames are bounded, answers to unknown calls are
-// dropped, a protocol error closes the channel.
-class Channel : public std::enable_shared_from_this<Channel> {
+// call must be made and the last reference must go. The peer may be hostile: frames are bounded,
+// answers that nobody waits for are dropped unread, a protocol error closes the channel. An idle
+// channel holds no buffers.
+class Channel {
  public:
-  // A stream of messages both ways, opened by OpenStream. Unread messages are bounded (64, then the
-  // channel closes with kResourceExhausted "rpc.stream_overrun": ttrpc has no credit). Destroying
-  // it forgets the stream.
+  // A stream of messages both ways, opened by OpenStream. ttrpc has no credit: when 64 messages
+  // or 8 MiB wait unread the stream ends with kResourceExhausted "rpc.stream_overrun". Destroying
+  // it forgets the stream; the peer learns that from the deadline alone.
   class Stream {
    public:
     virtual ~Stream() = default;
-    // kUnavailable "rpc.closed"; kFailedPrecondition "rpc.stream_closed" after CloseSend.
+    // Errors of FrameSocket::Send; kFailedPrecondition "rpc.stream_closed" after CloseSend.
     virtual Result<void> Send(std::string payload) = 0;
     virtual Result<void> CloseSend() = 0;
-    // The next message; nullopt when the peer has ended the stream in order.
+    // The next message; nullopt when the peer has ended the stream in order. One caller at a time.
     virtual runtime::Task<std::optional<std::string>> Receive(runtime::Deadline deadline) = 0;
   };
 
-  // kUnavailable "rpc.connect".
+  // kUnavailable "rpc.connect" with the errno; kDeadlineExceeded "rpc.deadline"; kInvalidArgument
+  // "rpc.connect" for a path that is too long for a socket. A full backlog is waited for. TCP tries
+  // each address of `host`.
   static runtime::Task<std::shared_ptr<Channel>> ConnectUnix(runtime::Executor executor,
                                                              std::string path,
                                                              runtime::Deadline deadline);
@@ -40,19 +43,20 @@ class Channel : public std::enable_shared_from_this<Channel> {
                                                             runtime::Deadline deadline);
   virtual ~Channel() = default;
 
-  // One request, one answer. The peer's error as it was sent; kDeadlineExceeded "rpc.deadline";
-  // kUnavailable "rpc.closed" when the connection ends first; kInvalidArgument "rpc.too_large" for
-  // a request that does not fit a frame. A cancelled or expired call is forgotten here; the peer
-  // learns the deadline with the request.
+  // One request, one answer. The peer's error as ParseResponse gives it; kDeadlineExceeded
+  // "rpc.deadline"; kUnavailable "rpc.closed" when the connection ends first; kInvalidArgument
+  // "rpc.too_large" for a request that does not fit a frame; kResourceExhausted "rpc.backlog". A
+  // cancelled or expired call is forgotten here; the peer learns the deadline with the request.
   virtual runtime::Task<std::string> CallRaw(std::string_view service, std::string_view method,
                                              std::string payload, runtime::Deadline deadline) = 0;
   // The same with protobuf messages; an answer that does not parse: kUnavailable "rpc.response".
+  // The request is serialised before this returns.
   template <typename Reply, typename Request>
   runtime::Task<Reply> Call(std::string_view service, std::string_view method,
                             const Request& request, runtime::Deadline deadline) {
-    return CallTyped<Reply>(shared_from_this(), service, method, request.SerializeAsString(),
-                            deadline);
+    return Parsed<Reply>(CallRaw(service, method, request.SerializeAsString(), deadline));
   }
+  // `payload` is the first message where the method takes one.
   virtual Result<std::unique_ptr<Stream>> OpenStream(std::string_view service,
                                                      std::string_view method, std::string payload,
                                                      runtime::Deadline deadline) = 0;
@@ -65,15 +69,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
 
  private:
   template <typename Reply>
-  static runtime::Task<Reply> CallTyped(std::shared_ptr<Channel> self, std::string_view service,
-                                        std::string_view method, std::string payload,
-                                        runtime::Deadline deadline) {
-    auto answer = co_await self->CallRaw(service, method, std::move(payload), deadline);
+  static runtime::Task<Reply> Parsed(runtime::Task<std::string> call) {
+    auto answer = co_await std::move(call);
     if (!answer.ok()) co_return std::move(answer).error();
     Reply reply;
     if (!reply.ParseFromString(*answer)) {
-      co_return Error(Code::kUnavailable, "rpc.response",
-                      fmt::format("the answer to {} does not parse", method));
+      co_return Error(Code::kUnavailable, "rpc.response", "the peer's answer does not parse");
     }
     co_return reply;
   }

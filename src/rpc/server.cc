@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/server.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <boost/asio/as_tuple.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <deque>
+#include <cerrno>
 #include <map>
 #include <set>
 #include <unordered_map>
 
+#include "base/log.h"
+#include "rpc/server_stream.h"
 #include "rpc/socket.h"
 #include "runtime/gate.h"
+#include "runtime/shards.h"
 
 namespace dsec::rpc {
 namespace {
@@ -24,202 +27,248 @@ namespace {
 namespace asio = boost::asio;
 using runtime::Deadline;
 using runtime::Task;
+using LocalAcceptor = asio::local::stream_protocol::acceptor;
+using TcpAcceptor = asio::ip::tcp::acceptor;
 
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
-constexpr size_t kMaxUnread = 64;
+// Before accepting is tried again after a failure such as EMFILE: no event tells when to.
+constexpr std::chrono::milliseconds kAcceptPause(50);
 
-Error FromSystem(const boost::system::error_code& error, std::string what) {
-  return Error(Code::kUnavailable, "rpc.listen", fmt::format("{}: {}", what, error.message()));
+Error ListenError(std::string_view name, const boost::system::error_code& error) {
+  return Error(Code::kUnavailable, "rpc.listen",
+               fmt::format("listen on {}: {}", name, error.message()))
+      .WithErrno(error.value());
 }
 
-class Connection;
-
-// One stream of one connection, between the read loop and its handler.
-class HandlerStream final : public ServerStream {
- public:
-  HandlerStream(std::shared_ptr<FrameSocket> socket, uint32_t id, bool remote_closed)
-      : socket_(std::move(socket)), id_(id), remote_closed_(remote_closed) {}
-
-  Task<std::optional<std::string>> Receive(Deadline deadline) override {
-    using Message = std::optional<std::string>;
-    while (messages_.empty()) {
-      if (remote_closed_) co_return Message();
-      if (socket_->closed()) {
-        co_return Error(Code::kUnavailable, "rpc.closed", "the connection is closed");
-      }
-      arrived_.Reset();
-      auto waited = co_await arrived_.Wait(deadline);
-      if (!waited.ok()) co_return std::move(waited).error();
-    }
-    Message message(std::move(messages_.front()));
-    messages_.pop_front();
-    co_return message;
+Peer PeerOf(asio::local::stream_protocol::socket& socket) {
+  Peer peer{.address = "unix"};
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (::getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0) {
+    peer.pid = credentials.pid;
+    peer.uid = credentials.uid;
+    peer.gid = credentials.gid;
   }
+  return peer;
+}
 
-  Result<void> Send(std::string payload) override {
-    return socket_->Send(id_, MessageType::kData, kFlagRemoteOpen, payload);
-  }
-
-  // From the read loop; false when the handler does not keep up.
-  bool Push(Frame frame) {
-    if (messages_.size() >= kMaxUnread) return false;
-    if ((frame.flags & kFlagNoData) == 0) messages_.push_back(std::move(frame.payload));
-    if ((frame.flags & kFlagRemoteClosed) != 0) remote_closed_ = true;
-    arrived_.Set();
-    return true;
-  }
-  void Wake() { arrived_.Set(); }
-
- private:
-  const std::shared_ptr<FrameSocket> socket_;
-  const uint32_t id_;
-  bool remote_closed_;
-  std::deque<std::string> messages_;
-  runtime::AsyncEvent arrived_;
-};
+Peer PeerOf(asio::ip::tcp::socket& socket) {
+  boost::system::error_code error;
+  const auto endpoint = socket.remote_endpoint(error);
+  socket.set_option(asio::ip::tcp::no_delay(true), error);
+  socket.set_option(asio::socket_base::keep_alive(true), error);
+  return {.address = fmt::format("{}:{}", endpoint.address().to_string(), endpoint.port())};
+}
 
 }  // namespace
 
-struct Server::State : std::enable_shared_from_this<State> {
-  State(runtime::Executor on, ServerOptions with) : executor(std::move(on)), options(with) {}
+struct Server::State {
+  using Name = std::pair<std::string, std::string>;
 
-  template <typename Acceptor>
-  static asio::awaitable<void> Accept(std::shared_ptr<State> self,
-                                      std::shared_ptr<Acceptor> acceptor) {
-    for (;;) {
-      typename Acceptor::protocol_type::socket socket(self->executor);
-      const auto [error] = co_await acceptor->async_accept(socket, kTuple);
-      if (error == asio::error::operation_aborted || !acceptor->is_open()) co_return;
-      if (error) {
-        // Out of descriptors, most likely: give others time to close theirs.
-        (void)co_await runtime::SleepUntil(Deadline::After(std::chrono::milliseconds(50)));
-        continue;
-      }
-      if (self->connections.size() >= self->options.max_connections) continue;
-      auto framed =
-          std::make_shared<FrameSocket>(FrameSocket::Socket(std::move(socket)), kMaxFramePayload);
-      self->connections.insert(framed);
-      runtime::Spawn(self->gate, self->executor, Serve(self, framed));
-    }
-  }
-
-  static asio::awaitable<void> Serve(std::shared_ptr<State> self,
-                                     std::shared_ptr<FrameSocket> socket) {
-    auto streams = std::make_shared<std::unordered_map<uint32_t, std::shared_ptr<HandlerStream>>>();
-    auto calls = std::make_shared<size_t>(0);
-    uint32_t last = 0;
-    for (;;) {
-      auto frame = co_await socket->Receive();
-      if (!frame.ok()) break;
-      if (frame->type == MessageType::kData) {
-        const auto found = streams->find(frame->stream);
-        if (found != streams->end() && !found->second->Push(std::move(*frame))) break;
-        continue;
-      }
-      // Stream ids of a client are odd and grow.
-      if (frame->type != MessageType::kRequest || frame->stream % 2 == 0 || frame->stream <= last)
-        break;
-      last = frame->stream;
-      self->OnRequest(socket, std::move(*frame), streams, calls);
-    }
-    socket->Close();
-    for (auto& [id, stream] : *streams) stream->Wake();
-    self->connections.erase(socket);
-  }
-
-  using Streams = std::shared_ptr<std::unordered_map<uint32_t, std::shared_ptr<HandlerStream>>>;
-
-  void OnRequest(const std::shared_ptr<FrameSocket>& socket, Frame frame, const Streams& streams,
-                 const std::shared_ptr<size_t>& calls) {
-    const uint32_t id = frame.stream;
-    auto request = ParseRequest(frame.payload);
-    if (!request.ok()) return Answer(*socket, id, SerializeError(request.error()));
-    if (stopping) {
-      return Answer(*socket, id,
-                    SerializeError(Error(Code::kUnavailable, "rpc.stopping", "the server stops")));
-    }
-    if (*calls >= options.max_calls_per_connection) {
-      return Answer(
-          *socket, id,
-          SerializeError(Error(Code::kResourceExhausted, "rpc.busy", "too many calls under way")));
-    }
-    const std::pair key(std::move(request->service), std::move(request->method));
-    const CallContext context{
-        request->timeout_nanos == 0
-            ? Deadline::Never()
-            : Deadline::After(std::chrono::nanoseconds(request->timeout_nanos))};
-    if (const auto unary = unaries.find(key); unary != unaries.end()) {
-      runtime::Spawn(gate, executor,
-                     RunUnary(shared_from_this(), socket, id, unary->second,
-                              std::move(request->payload), context, calls));
-      return;
-    }
-    if (const auto streaming = streamings.find(key); streaming != streamings.end()) {
-      const bool closed = (frame.flags & kFlagRemoteClosed) != 0;
-      auto stream = std::make_shared<HandlerStream>(socket, id, closed);
-      streams->emplace(id, stream);
-      runtime::Spawn(gate, executor,
-                     RunStream(shared_from_this(), socket, id, streaming->second,
-                               std::move(request->payload), context, streams, stream, calls));
-      return;
-    }
-    Answer(*socket, id,
-           SerializeError(Error(Code::kFailedPrecondition, "rpc.unimplemented",
-                                fmt::format("no method {}/{}", key.first, key.second))));
-  }
-
-  static void Answer(FrameSocket& socket, uint32_t id, const std::string& response) {
-    auto sent = socket.Send(id, MessageType::kResponse, 0, response);
-    if (!sent.ok() && sent.error().code() == Code::kInvalidArgument) {
-      sent = socket.Send(id, MessageType::kResponse, 0, SerializeError(sent.error()));
-    }
-    if (!sent.ok()) socket.Close();
-  }
-
-  static asio::awaitable<void> RunUnary(std::shared_ptr<State> self,
-                                        std::shared_ptr<FrameSocket> socket, uint32_t id,
-                                        Unary handler, std::string payload, CallContext context,
-                                        std::shared_ptr<size_t> calls) {
-    ++*calls;
-    ++self->running;
-    auto task = handler(std::move(payload), context);
-    auto result = co_await std::move(task);
-    --*calls;
-    if (--self->running == 0) self->quiet.Set();
-    Answer(*socket, id, result.ok() ? SerializeResponse(*result) : SerializeError(result.error()));
-  }
-
-  static asio::awaitable<void> RunStream(std::shared_ptr<State> self,
-                                         std::shared_ptr<FrameSocket> socket, uint32_t id,
-                                         Streaming handler, std::string payload,
-                                         CallContext context, Streams streams,
-                                         std::shared_ptr<HandlerStream> stream,
-                                         std::shared_ptr<size_t> calls) {
-    ++*calls;
-    ++self->running;
-    auto task = handler(std::move(payload), *stream, context);
-    auto result = co_await std::move(task);
-    --*calls;
-    if (--self->running == 0) self->quiet.Set();
-    streams->erase(id);
-    Answer(*socket, id, result.ok() ? SerializeResponse("") : SerializeError(result.error()));
-  }
+  State(runtime::Executor on, const ServerOptions& with) : executor(std::move(on)), options(with) {}
 
   const runtime::Executor executor;
   const ServerOptions options;
-  std::map<std::pair<std::string, std::string>, Unary> unaries;
-  std::map<std::pair<std::string, std::string>, Streaming> streamings;
-  std::set<std::shared_ptr<FrameSocket>> connections;
+  std::map<Name, Unary> unaries;
+  std::map<Name, Streaming> streamings;
   std::vector<std::function<void()>> close_listeners;
   std::vector<std::string> paths;
+  std::set<std::shared_ptr<Connection>> connections;
   bool stopping = false;
-  size_t running = 0;
-  runtime::AsyncEvent quiet;
-  runtime::Gate gate;
+  size_t calls = 0;           // under way, on all connections
+  runtime::AsyncEvent quiet;  // set when `calls` falls to 0
+  runtime::Gate gate;         // accept loops, connections and calls
+};
+
+// One client. Its read loop lasts as long as the connection; each call is a coroutine of its own.
+class Server::Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(std::shared_ptr<State> state, FrameSocket::Socket socket, Peer peer)
+      : state_(std::move(state)),
+        peer_(std::make_shared<const Peer>(std::move(peer))),
+        socket_(std::make_shared<FrameSocket>(std::move(socket), FrameParser::Filter())) {}
+
+  static asio::awaitable<void> Serve(std::shared_ptr<Connection> self) {
+    for (;;) {
+      auto frame = co_await self->socket_->Receive();
+      auto taken =
+          frame.ok() ? self->OnFrame(std::move(*frame)) : Result<void>(std::move(frame).error());
+      if (taken.ok()) continue;
+      if (taken.error().reason() != "rpc.closed") {
+        log::Warn("rpc.protocol_error", {{"peer", self->peer_->address}, {"error", taken.error()}});
+      }
+      break;
+    }
+    self->Close();
+    self->state_->connections.erase(self);
+  }
+
+  void Close() {
+    socket_->Close();
+    for (const auto& [id, call] : calls_) {
+      if (call.stream) call.stream->OnClosed();
+      call.running.Cancel();
+    }
+  }
+
+  FrameSocket& socket() { return *socket_; }
+
+ private:
+  struct Call {
+    size_t bytes = 0;
+    std::shared_ptr<SocketServerStream> stream;  // null for a unary call
+    runtime::Running running;
+  };
+
+  // Takes its call off the books, whichever way the coroutine goes.
+  class Ending {
+   public:
+    Ending(std::shared_ptr<Connection> connection, uint32_t id)
+        : connection_(std::move(connection)), id_(id) {}
+    Ending(Ending&&) noexcept = default;
+    Ending& operator=(Ending&&) = delete;
+    ~Ending() {
+      if (connection_) connection_->EndCall(id_);
+    }
+
+   private:
+    std::shared_ptr<Connection> connection_;
+    uint32_t id_;
+  };
+
+  Result<void> OnFrame(Frame frame) {
+    if (frame.stream % 2 == 0) return Nonsense("an even stream id", frame);
+    switch (frame.type) {
+      case MessageType::kRequest:
+        if (frame.stream <= last_stream_) return Nonsense("a stream id that does not grow", frame);
+        last_stream_ = frame.stream;
+        OnRequest(std::move(frame));
+        return Ok();
+      case MessageType::kData: {
+        if (frame.stream > last_stream_) return Nonsense("data before its request", frame);
+        // That of calls which have ended meanwhile is dropped.
+        const auto found = calls_.find(frame.stream);
+        if (found != calls_.end() && found->second.stream) {
+          found->second.stream->OnData(std::move(frame));
+        }
+        return Ok();
+      }
+      case MessageType::kResponse:
+        break;
+    }
+    return Nonsense("a response", frame);
+  }
+
+  static Error Nonsense(std::string_view what, const Frame& frame) {
+    return Error(Code::kInvalidArgument, "rpc.frame",
+                 fmt::format("the client sent {} (stream {})", what, frame.stream));
+  }
+
+  void OnRequest(Frame frame) {
+    const uint32_t id = frame.stream;
+    auto request = ParseRequest(frame.payload);
+    if (!request.ok()) return Answer(id, std::move(request).error());
+    if (state_->stopping) {
+      return Answer(id, Error(Code::kUnavailable, "rpc.stopping", "the server is stopping"));
+    }
+    const size_t bytes = request->payload.size();
+    const ServerOptions& options = state_->options;
+    if (calls_.size() >= options.max_calls_per_connection ||
+        request_bytes_ + bytes > options.max_request_bytes_per_connection) {
+      return Answer(id, Error(Code::kResourceExhausted, "rpc.busy",
+                              fmt::format("{} calls with {} bytes of this connection are under way",
+                                          calls_.size(), request_bytes_)));
+    }
+    CallContext context{.peer = peer_};
+    if (request->timeout_nanos > 0) {
+      context.deadline = Deadline::After(std::chrono::nanoseconds(request->timeout_nanos));
+    }
+    const State::Name name(request->service, request->method);
+    Call call;
+    call.bytes = bytes;
+    Ending ending(shared_from_this(), id);
+    asio::awaitable<void> work;
+    if (const auto unary = state_->unaries.find(name); unary != state_->unaries.end()) {
+      work = RunUnary(std::move(ending), shared_from_this(), id,
+                      unary->second(std::move(request->payload), context));
+    } else if (const auto streaming = state_->streamings.find(name);
+               streaming != state_->streamings.end()) {
+      call.stream =
+          std::make_shared<SocketServerStream>(socket_, id, (frame.flags & kFlagRemoteClosed) != 0);
+      work = RunStream(std::move(ending), shared_from_this(), id, call.stream,
+                       streaming->second(std::move(request->payload), *call.stream, context));
+    } else {
+      return Answer(id, Error(Code::kFailedPrecondition, "rpc.unimplemented",
+                              fmt::format("no method {}/{}", name.first, name.second)));
+    }
+    calls_.emplace(id, std::move(call));
+    request_bytes_ += bytes;
+    ++state_->calls;
+    auto running = runtime::SpawnCancellable(state_->gate, state_->executor, std::move(work));
+    if (const auto entry = calls_.find(id); entry != calls_.end()) {
+      entry->second.running = std::move(running);
+    }
+  }
+
+  // The task lives as long as the Ending: both die with the coroutine.
+  static asio::awaitable<void> RunUnary([[maybe_unused]] Ending ending,
+                                        std::shared_ptr<Connection> self, uint32_t id,
+                                        Task<std::string> task) {
+    auto result = co_await runtime::internal::Caught(std::move(task));
+    if (result.ok()) {
+      self->Answer(id, SerializeResponse(*result));
+    } else {
+      self->Answer(id, std::move(result).error());
+    }
+  }
+
+  static asio::awaitable<void> RunStream([[maybe_unused]] Ending ending,
+                                         std::shared_ptr<Connection> self, uint32_t id,
+                                         [[maybe_unused]] std::shared_ptr<ServerStream> stream,
+                                         Task<void> task) {
+    auto result = co_await runtime::internal::Caught(std::move(task));
+    if (result.ok()) {
+      self->Answer(id, std::string());
+    } else {
+      self->Answer(id, std::move(result).error());
+    }
+  }
+
+  void EndCall(uint32_t id) {
+    const auto found = calls_.find(id);
+    if (found == calls_.end()) return;
+    request_bytes_ -= found->second.bytes;
+    calls_.erase(found);
+    if (--state_->calls == 0) state_->quiet.Set();
+  }
+
+  void Answer(uint32_t id, const Error& error) { Answer(id, SerializeError(error)); }
+  void Answer(uint32_t id, const std::string& response) {
+    auto sent = socket_->Send(id, MessageType::kResponse, 0, response);
+    if (sent.ok()) return;
+    if (sent.error().reason() == "rpc.too_large") {
+      sent = socket_->Send(
+          id, MessageType::kResponse, 0,
+          SerializeError(Error(Code::kInternal, "rpc.too_large", sent.error().message())));
+      if (sent.ok()) return;
+    }
+    // A client that takes no answers is cut off.
+    if (sent.error().reason() != "rpc.closed") {
+      log::Warn("rpc.client_cut_off", {{"peer", peer_->address}, {"error", sent.error()}});
+    }
+    socket_->Close();
+  }
+
+  const std::shared_ptr<State> state_;
+  const std::shared_ptr<const Peer> peer_;
+  const std::shared_ptr<FrameSocket> socket_;
+  uint32_t last_stream_ = 0;
+  size_t request_bytes_ = 0;  // of calls under way
+  std::unordered_map<uint32_t, Call> calls_;
 };
 
 Server::Server(runtime::Executor executor, ServerOptions options)
     : state_(std::make_shared<State>(std::move(executor), options)) {}
+
 Server::~Server() = default;
 
 void Server::Register(std::string service, std::string method, Unary handler) {
@@ -230,64 +279,99 @@ void Server::RegisterStream(std::string service, std::string method, Streaming h
   state_->streamings[{std::move(service), std::move(method)}] = std::move(handler);
 }
 
-Result<void> Server::ListenUnix(const std::string& path) {
-  using Acceptor = asio::local::stream_protocol::acceptor;
-  auto acceptor = std::make_shared<Acceptor>(state_->executor);
-  boost::system::error_code error;
-  acceptor->open(asio::local::stream_protocol(), error);
-  if (!error) {
-    const mode_t before = umask(0177);
-    acceptor->bind(asio::local::stream_protocol::endpoint(path), error);
-    umask(before);
+void Server::Accepted(const std::shared_ptr<State>& state, FrameSocket::Socket socket, Peer peer) {
+  if (state->connections.size() >= state->options.max_connections) {
+    log::Warn("rpc.too_many_connections", {{"peer", peer.address}});
+    return;
   }
-  if (!error) acceptor->listen(asio::socket_base::max_listen_connections, error);
-  if (error) return FromSystem(error, path);
-  state_->paths.push_back(path);
-  state_->close_listeners.push_back([acceptor] {
-    boost::system::error_code ignored;
-    acceptor->close(ignored);
-  });
-  runtime::Spawn(state_->gate, state_->executor, State::Accept(state_, acceptor));
-  return {};
+  auto connection = std::make_shared<Connection>(state, std::move(socket), std::move(peer));
+  state->connections.insert(connection);
+  runtime::Spawn(state->gate, state->executor, Connection::Serve(connection));
 }
 
-Result<uint16_t> Server::ListenTcp(const std::string& host, uint16_t port) {
-  using Acceptor = asio::ip::tcp::acceptor;
-  boost::system::error_code error;
-  const auto address = asio::ip::make_address(host, error);
-  if (error) return FromSystem(error, host);
-  const asio::ip::tcp::endpoint endpoint(address, port);
-  auto acceptor = std::make_shared<Acceptor>(state_->executor);
-  acceptor->open(endpoint.protocol(), error);
-  if (!error) acceptor->set_option(Acceptor::reuse_address(true), error);
-  if (!error) acceptor->bind(endpoint, error);
-  if (!error) acceptor->listen(asio::socket_base::max_listen_connections, error);
-  if (error) return FromSystem(error, fmt::format("{}:{}", host, port));
-  const uint16_t bound = acceptor->local_endpoint().port();
+template <typename Acceptor>
+void Server::Start(std::shared_ptr<Acceptor> acceptor) {
   state_->close_listeners.push_back([acceptor] {
     boost::system::error_code ignored;
     acceptor->close(ignored);
   });
-  runtime::Spawn(state_->gate, state_->executor, State::Accept(state_, acceptor));
-  return bound;
+  runtime::Spawn(state_->gate, state_->executor, AcceptLoop(state_, std::move(acceptor)));
+}
+
+template <typename Acceptor>
+asio::awaitable<void> Server::AcceptLoop(std::shared_ptr<State> state,
+                                         std::shared_ptr<Acceptor> acceptor) {
+  while (acceptor->is_open()) {
+    auto [error, socket] = co_await acceptor->async_accept(asio::as_tuple(asio::use_awaitable));
+    if (!acceptor->is_open()) co_return;
+    if (!error) {
+      Peer peer = PeerOf(socket);
+      Accepted(state, FrameSocket::Socket(std::move(socket)), std::move(peer));
+      continue;
+    }
+    log::Warn("rpc.accept_failed", {{"error", error.message()}});
+    (void)co_await runtime::SleepUntil(Deadline::After(kAcceptPause));
+  }
+}
+
+Result<void> Server::ListenUnix(const std::string& path) {
+  boost::system::error_code error;
+  auto acceptor = std::make_shared<LocalAcceptor>(state_->executor);
+  if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
+    return ListenError(path, asio::error::name_too_long);
+  }
+  acceptor->open(asio::local::stream_protocol(), error);
+  if (!error) acceptor->bind(asio::local::stream_protocol::endpoint(path), error);
+  if (error) return ListenError(path, error);
+  state_->paths.push_back(path);
+  // Nobody can connect before listen.
+  if (::chmod(path.c_str(), 0600) != 0) {
+    error = boost::system::error_code(errno, boost::system::system_category());
+  }
+  if (!error) acceptor->listen(asio::socket_base::max_listen_connections, error);
+  if (error) {
+    ::unlink(path.c_str());
+    state_->paths.pop_back();
+    return ListenError(path, error);
+  }
+  Start(std::move(acceptor));
+  return Ok();
+}
+
+Result<uint16_t> Server::ListenTcp(const std::string& address, uint16_t port) {
+  const std::string name = fmt::format("{}:{}", address, port);
+  boost::system::error_code error;
+  const auto literal = asio::ip::make_address(address, error);
+  if (error) return ListenError(name, error);
+  const asio::ip::tcp::endpoint endpoint(literal, port);
+  auto acceptor = std::make_shared<TcpAcceptor>(state_->executor);
+  acceptor->open(endpoint.protocol(), error);
+  if (!error) acceptor->set_option(TcpAcceptor::reuse_address(true), error);
+  if (!error) acceptor->bind(endpoint, error);
+  if (!error) acceptor->listen(asio::socket_base::max_listen_connections, error);
+  asio::ip::tcp::endpoint bound;
+  if (!error) bound = acceptor->local_endpoint(error);
+  if (error) return ListenError(name, error);
+  Start(std::move(acceptor));
+  return bound.port();
 }
 
 asio::awaitable<void> Server::Stop(Deadline deadline) {
   const auto state = state_;
   state->stopping = true;
   for (const auto& close : state->close_listeners) close();
-  for (const auto& path : state->paths) unlink(path.c_str());
+  state->close_listeners.clear();
+  for (const std::string& path : state->paths) ::unlink(path.c_str());
   state->paths.clear();
-  bool waiting = true;
-  while (waiting && state->running > 0) {
+  while (state->calls > 0) {
     state->quiet.Reset();
     auto waited = co_await state->quiet.Wait(deadline);
-    waiting = waited.ok();
+    if (!waited.ok()) break;
   }
-  const auto open = state->connections;
-  for (const auto& socket : open) {
-    (void)co_await socket->Flushed(deadline);
-    socket->Close();
+  const auto connections = state->connections;
+  for (const auto& connection : connections) {
+    (void)co_await connection->socket().Flushed(deadline);
+    connection->Close();
   }
   co_await state->gate.Close();
 }

@@ -1,59 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/socket.h"
 
+#include <sys/socket.h>
+
 #include <array>
 #include <boost/asio/as_tuple.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/asio/write.hpp>
+#include <cerrno>
+#include <cstring>
 
 namespace dsec::rpc {
 namespace {
 
 namespace asio = boost::asio;
 
-constexpr size_t kMaxBacklog = size_t{64} << 20;
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+// Reading goes through one buffer per thread, so that thousands of idle connections hold none.
+constexpr size_t kReadBytes = size_t{64} << 10;
+constexpr size_t kIdleCapacity = size_t{64} << 10;
 
-Error Closed() { return Error(Code::kUnavailable, "rpc.closed", "the connection is closed"); }
+Error Closed(std::string_view why) {
+  return Error(Code::kUnavailable, "rpc.closed", fmt::format("the connection is closed{}", why));
+}
 
 }  // namespace
 
+FrameSocket::FrameSocket(Socket socket, FrameParser::Filter filter)
+    : socket_(std::move(socket)), parser_(kMaxFramePayload, std::move(filter)) {
+  boost::system::error_code error;
+  socket_.non_blocking(true, error);
+  if (error) Close();
+}
+
 Result<void> FrameSocket::Send(uint32_t stream, MessageType type, uint8_t flags,
                                std::string_view payload) {
-  if (closed_) return Closed();
+  if (closed_) return Closed("");
   if (payload.size() > kMaxFramePayload) {
     return Error(Code::kInvalidArgument, "rpc.too_large",
                  fmt::format("a message of {} bytes does not fit a frame of {}", payload.size(),
                              kMaxFramePayload));
   }
-  if (queued_.size() + payload.size() > kMaxBacklog) {
-    return Error(Code::kResourceExhausted, "rpc.backlog", "the peer does not read its messages");
+  if (queued_.size() - sent_ + payload.size() > kMaxBacklog) {
+    return Error(Code::kResourceExhausted, "rpc.backlog",
+                 fmt::format("the peer has left {} bytes unread", queued_.size() - sent_));
   }
   AppendFrame(queued_, stream, type, flags, payload);
-  if (!busy_) {
-    busy_ = true;
-    idle_.Reset();
-    asio::co_spawn(socket_.get_executor(), WriteQueued(), asio::detached);
+  if (!flush_pending_) {
+    flush_pending_ = true;
+    flushed_.Reset();
+    asio::post(socket_.get_executor(), [self = shared_from_this()] { self->Flush(); });
   }
-  return {};
+  return Ok();
 }
 
-asio::awaitable<void> FrameSocket::WriteQueued() {
-  const auto self = shared_from_this();
-  while (!queued_.empty() && !closed_) {
-    writing_.clear();
-    writing_.swap(queued_);
-    const auto [error, written] =
-        co_await asio::async_write(socket_, asio::buffer(writing_), kTuple);
-    if (error) Close();
+void FrameSocket::Flush() {
+  while (!closed_ && sent_ < queued_.size()) {
+    const ssize_t taken = ::send(socket_.native_handle(), queued_.data() + sent_,
+                                 queued_.size() - sent_, MSG_NOSIGNAL);
+    if (taken >= 0) {
+      sent_ += static_cast<size_t>(taken);
+    } else if (errno == EAGAIN) {
+      // Keeps the front short while the peer reads slowly and frames keep coming.
+      if (sent_ > queued_.size() / 2) {
+        queued_.erase(0, sent_);
+        sent_ = 0;
+      }
+      socket_.async_wait(
+          Socket::wait_write,
+          [self = shared_from_this()](const boost::system::error_code&) { self->Flush(); });
+      return;
+    } else if (errno != EINTR) {
+      Close();
+    }
   }
-  // An idle connection keeps no large buffers.
-  if (writing_.capacity() > (size_t{64} << 10)) std::string().swap(writing_);
-  if (queued_.empty() && queued_.capacity() > (size_t{64} << 10)) std::string().swap(queued_);
-  busy_ = false;
-  idle_.Set();
+  flush_pending_ = false;
+  sent_ = 0;
+  queued_.clear();
+  if (queued_.capacity() > kIdleCapacity) queued_.shrink_to_fit();
+  flushed_.Set();
 }
 
 runtime::Task<Frame> FrameSocket::Receive() {
@@ -62,29 +86,40 @@ runtime::Task<Frame> FrameSocket::Receive() {
     auto frame = parser_.Next();
     if (!frame.ok()) co_return std::move(frame).error();
     if (frame->has_value()) co_return std::move(**frame);
-    if (closed_) co_return Closed();
-    std::array<char, 16 << 10> chunk;
-    const auto [error, got] = co_await socket_.async_read_some(asio::buffer(chunk), kTuple);
-    if (error) co_return Closed();
-    parser_.Feed({chunk.data(), got});
+    if (closed_) co_return Closed("");
+    const auto [error] =
+        co_await socket_.async_wait(Socket::wait_read, asio::as_tuple(asio::use_awaitable));
+    if (closed_ || error) co_return Closed("");
+    thread_local std::array<char, kReadBytes> buffer;
+    const ssize_t got = ::recv(socket_.native_handle(), buffer.data(), buffer.size(), 0);
+    if (got == 0) co_return Closed(" by the peer");
+    if (got > 0) {
+      parser_.Feed({buffer.data(), static_cast<size_t>(got)});
+    } else if (errno != EAGAIN && errno != EINTR) {
+      const int sys_errno = errno;
+      co_return Closed(fmt::format(": {}", strerrordesc_np(sys_errno))).WithErrno(sys_errno);
+    }
   }
-}
-
-void FrameSocket::Close() {
-  if (closed_) return;
-  closed_ = true;
-  boost::system::error_code ignored;
-  socket_.shutdown(Socket::shutdown_both, ignored);
-  socket_.close(ignored);
 }
 
 runtime::Task<void> FrameSocket::Flushed(runtime::Deadline deadline) {
   const auto self = shared_from_this();
-  while (busy_) {
-    auto waited = co_await idle_.Wait(deadline);
-    if (!waited.ok()) co_return std::move(waited).error();
-  }
+  if (flush_pending_ && !closed_) co_return co_await flushed_.Wait(deadline);
   co_return Ok();
+}
+
+void FrameSocket::Close() {
+  if (closed_) return;
+  if (flush_pending_ && sent_ < queued_.size()) {
+    // Best effort: the peer may still be reading.
+    (void)::send(socket_.native_handle(), queued_.data() + sent_, queued_.size() - sent_,
+                 MSG_NOSIGNAL);
+  }
+  closed_ = true;
+  boost::system::error_code ignored;
+  socket_.shutdown(Socket::shutdown_both, ignored);
+  socket_.close(ignored);
+  flushed_.Set();
 }
 
 }  // namespace dsec::rpc

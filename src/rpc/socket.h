@@ -2,7 +2,6 @@
 #pragma once
 
 #include <boost/asio/generic/stream_protocol.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <memory>
 #include <string>
 
@@ -12,37 +11,42 @@
 
 namespace dsec::rpc {
 
-// A socket that frames are written to in order without waiting: what is queued is bounded, one
-// write is under way at a time. Belongs to one shard; shared with the writes that it has started.
+// A connected stream socket that frames go through, in order. Sending never waits: what the kernel
+// does not take at once is queued, up to a bound. Belongs to one shard and is kept alive by its own
+// work under way. An idle one holds no buffers.
 class FrameSocket : public std::enable_shared_from_this<FrameSocket> {
  public:
   using Socket = boost::asio::generic::stream_protocol::socket;
+  static constexpr size_t kMaxBacklog = size_t{16} << 20;
 
-  FrameSocket(Socket socket, size_t max_payload)
-      : socket_(std::move(socket)), parser_(max_payload) {}
+  FrameSocket(Socket socket, FrameParser::Filter filter);
 
-  // Queues a frame. kUnavailable "rpc.closed"; kResourceExhausted "rpc.backlog" when the peer does
-  // not read (64 MiB queued).
+  // Frames sent in one turn of the shard leave together at its end. kUnavailable "rpc.closed";
+  // kInvalidArgument "rpc.too_large" when the payload does not fit a frame; kResourceExhausted
+  // "rpc.backlog" when the peer does not read and kMaxBacklog bytes wait already.
   Result<void> Send(uint32_t stream, MessageType type, uint8_t flags, std::string_view payload);
-  // The next frame; kUnavailable "rpc.closed" at the end of the connection, kInvalidArgument
-  // "rpc.frame" for nonsense.
+  // The next frame. One caller at a time. kUnavailable "rpc.closed" at the end of the connection;
+  // errors of FrameParser.
   runtime::Task<Frame> Receive();
-  // Sends what is queued, then no more.
+  // FrameParser::Drop.
+  void Drop(uint32_t stream) { parser_.Drop(stream); }
+  // Everything queued has been taken by the kernel, or the connection has ended.
+  runtime::Task<void> Flushed(runtime::Deadline deadline);
+  // Sends of what is queued as much as the kernel takes now; nothing is sent or received later.
   void Close();
   bool closed() const { return closed_; }
-  // No frame is queued or under way.
-  runtime::Task<void> Flushed(runtime::Deadline deadline);
+  int fd() { return socket_.native_handle(); }
 
  private:
-  boost::asio::awaitable<void> WriteQueued();
+  void Flush();
 
   Socket socket_;
   FrameParser parser_;
   std::string queued_;
-  std::string writing_;
-  bool busy_ = false;
+  size_t sent_ = 0;             // of queued_
+  bool flush_pending_ = false;  // posted, or waiting for the kernel to take more
   bool closed_ = false;
-  runtime::AsyncEvent idle_;
+  runtime::AsyncEvent flushed_;
 };
 
 }  // namespace dsec::rpc

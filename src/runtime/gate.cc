@@ -73,4 +73,14 @@ bool Spawn(Gate& gate, Executor executor, boost::asio::awaitable<void> work) {
   return true;
 }
 
+void Running::Cancel() const {
+  if (remote_) internal::CancelRemote(remote_);
+}
+
+Running SpawnCancellable(Gate& gate, Executor executor, boost::asio::awaitable<void> work) {
+  GatePass pass(gate);
+  if (!pass) return Running();
+  return Running(internal::StartRemote(executor, Counted(std::move(pass), std::move(work))));
+}
+
 }  // namespace dsec::runtime

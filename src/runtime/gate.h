@@ -10,6 +10,10 @@
 
 namespace dsec::runtime {
 
+namespace internal {
+struct Remote;
+}
+
 // Counts the work that uses something, so that the something can be closed: no new work enters,
 // what runs is awaited. Thread-safe. Must be empty when it is destroyed, which Close or the end of
 // the shards brings about.
@@ -55,5 +59,21 @@ class GatePass {
 // Starts `work` on `executor`, detached and counted by the gate. Any thread. False, with `work`
 // destroyed unstarted, when the gate is closed.
 bool Spawn(Gate& gate, Executor executor, boost::asio::awaitable<void> work);
+
+// A coroutine that was started by SpawnCancellable; empty when it was not.
+class Running {
+ public:
+  Running() = default;
+  explicit Running(std::shared_ptr<internal::Remote> remote) : remote_(std::move(remote)) {}
+  explicit operator bool() const { return remote_ != nullptr; }
+  // Any thread, at any time, also when it has ended. task.h says what the coroutine sees.
+  void Cancel() const;
+
+ private:
+  std::shared_ptr<internal::Remote> remote_;
+};
+
+// As Spawn.
+Running SpawnCancellable(Gate& gate, Executor executor, boost::asio::awaitable<void> work);
 
 }  // namespace dsec::runtime

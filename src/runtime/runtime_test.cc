@@ -279,6 +279,28 @@ TEST(Spawn, Exception_IsLoggedAndLeavesTheGate) {
   log::Configure({});
 }
 
+awaitable<void> WaitInto(Shared& shared, Code& seen) {
+  auto waited = co_await WaitTraced(shared, Late());
+  seen = waited.error().code();
+}
+
+TEST(SpawnCancellable, Cancel_EndsTheWaitAndLeavesTheGate) {
+  Shared shared;
+  Shards shards(1);
+  Gate gate;
+  Code seen = Code::kInternal;
+  const Running running = SpawnCancellable(gate, shards.at(0), WaitInto(shared, seen));
+  ASSERT_TRUE(running);
+  shared.started.wait();
+  EXPECT_EQ(gate.count(), 1u);
+  running.Cancel();
+  std::atomic<bool> ended = true;
+  ASSERT_TRUE(BlockOn(shards.at(0), CloseGate(gate, ended)).ok());
+  EXPECT_EQ(seen, Code::kCancelled);
+  running.Cancel();
+  EXPECT_FALSE(SpawnCancellable(gate, shards.at(0), WaitInto(shared, seen)));
+}
+
 // A blocking call that lasts until it is released.
 struct Plug {
   std::latch running{1};
@@ -325,10 +347,10 @@ TEST(BlockingPool, Exception_BecomesAnError) {
 }
 
 TEST(BlockingPool, Full_RefusesAtOnce) {
-  Shards shards(1);
-  BlockingPool pool("test", 1, 1);
   Plug running;
   Plug queued;
+  Shards shards(1);
+  BlockingPool pool("test", 1, 1);
   std::promise<Result<int>> first;
   std::promise<Result<int>> second;
   std::thread one([&] { first.set_value(BlockOn(shards.at(0), RunPlug(pool, running, Late()))); });
@@ -361,10 +383,10 @@ Task<DestroyedResult> RunTraced(BlockingPool& pool, std::latch& release,
 }
 
 TEST(BlockingPool, DeadlineWhileRunning_DestroysTheLateResult) {
-  Shards shards(1);
-  BlockingPool pool("test", 1, 1);
   std::latch release(1);
   std::promise<std::thread::id> gone;
+  Shards shards(1);
+  BlockingPool pool("test", 1, 1);
   auto result = BlockOn(shards.at(0), RunTraced(pool, release, gone, Soon()));
   EXPECT_EQ(result.error().code(), Code::kDeadlineExceeded);
   release.count_down();
@@ -381,11 +403,12 @@ TEST(BlockingPool, ExpiredDeadline_NeverRuns) {
 }
 
 TEST(BlockingPool, Destroyed_RefusesTheQueuedAndAwaitsTheRunning) {
+  Plug running;
+  Plug queued;
+  Plug probe;
   Shards shards(1);
   auto pool = std::make_unique<BlockingPool>("closing", 1, 1);
   BlockingPool& alive = *pool;  // until its thread has been joined
-  Plug running;
-  Plug queued;
   std::promise<Result<int>> first;
   std::promise<Result<int>> second;
   std::thread one([&] { first.set_value(BlockOn(shards.at(0), RunPlug(alive, running, Late()))); });
@@ -395,7 +418,6 @@ TEST(BlockingPool, Destroyed_RefusesTheQueuedAndAwaitsTheRunning) {
       "dsec_pool_queued", "Calls waiting for a thread of a blocking pool.", {{"pool", "closing"}});
   while (waiting.value() < 1) std::this_thread::yield();
   std::thread destroyer([&] { pool.reset(); });
-  Plug probe;
   std::string_view reason;
   do {
     reason = BlockOn(shards.at(0), RunPlug(alive, probe, Late())).error().reason();

@@ -84,6 +84,7 @@ class Sandbox {
   Result<LaunchReport> Launch(const LaunchPlan& plan, os::UniqueFd root = {},
                               const std::vector<os::UniqueFd>& views = {});
   static LaunchPlan DefaultPlan();
+  std::string socket_path() const { return dir_->path() + "/sock"; }
 
   // Asks the test agent.
   Result<std::string> Ask(const std::string& request, std::vector<os::UniqueFd>* fds = nullptr);

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/cli.h"
+#include "up/up.h"
+
+int main(int argc, char** argv) {
+  return dsec::cli::CliMain(argc, argv,
+                            {{"up", "Run the platform on this machine", dsec::up::UpMain},
+                             {"purge", "Remove everything of this node from the host", dsec::up::PurgeMain}});
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sandbox/backends/container/container_backend.h"
+
+#include <algorithm>
+#include <boost/asio/this_coro.hpp>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "dsec/v1/aether.pb.h"
+#include "runtime/blocking_pool.h"
+#include "sandbox/backends/container/container_host.h"
+#include "sandbox/backends/container/create_work.h"
+#include "sandbox/backends/container/fd_wait.h"
+#include "sandbox/backends/container/slot_pool.h"
+
+namespace dsec::sandbox {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr char kAgentService[] = "dsec.v1.Aether";
+constexpr size_t kQueueLimit = 10'000;
+constexpr auto kRemoveTime = std::chrono::seconds(10);  // of a slot without a sandbox
+// Between the end of the channel and that of the process, when the one comes from the other.
+constexpr auto kLastBreath = milliseconds(200);
+
+// Adds phases to a record, each from the end of the one before.
+class PhaseClock {
+ public:
+  void Done(v1::SandboxRecord& record, std::string_view phase) {
+    const MonoTime now = Clock::System().Mono();
+    v1::PhaseTime* item = record.add_phases();
+    item->set_phase(std::string(phase));
+    item->set_micros(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count()));
+    last_ = now;
+  }
+
+ private:
+  MonoTime last_ = Clock::System().Mono();
+};
+
+void AddEnv(v1::HelloRequest& hello, const char* key, uint64_t value) {
+  for (const v1::KeyValue& item : hello.env()) {
+    if (item.key() == key) return;
+  }
+  v1::KeyValue* item = hello.add_env();
+  item->set_key(key);
+  item->set_value(fmt::format("{}", value));
+}
+
+v1::HelloRequest HelloOf(const v1::SandboxRecord& record, std::string token) {
+  const v1::SandboxSpec& spec = record.spec();
+  v1::HelloRequest hello;
+  hello.set_sandbox_id(record.id());
+  hello.set_token(std::move(token));
+  *hello.mutable_env() = spec.env();
+  AddEnv(hello, "DSEC_CPU_LIMIT_MILLIS", spec.limits().cpu_millis());
+  AddEnv(hello, "DSEC_MEMORY_LIMIT_BYTES", spec.limits().memory_bytes());
+  hello.set_workdir(spec.workdir());
+  hello.set_user(spec.user());
+  hello.set_output_bytes(spec.limits().output_bytes());
+  hello.set_open_files(spec.limits().open_files());
+  hello.set_memory_limit_bytes(spec.limits().memory_bytes());
+  hello.set_pids_limit(spec.limits().pids());
+  *hello.mutable_entrypoint() = spec.entrypoint();
+  return hello;
+}
+
+}  // namespace
+
+struct ContainerBackend::Host {
+  std::unique_ptr<ContainerHost> host;
+  std::mutex mutex;
+  std::set<std::string> scratch;  // names of layers that a create, an adoption or a live sandbox of this process owns
+  CreateWorks works;
+  std::unique_ptr<SlotPool> slots;
+  // Last, so that their jobs find all of the above.
+  std::unique_ptr<runtime::BlockingPool> create_pool;
+  std::unique_ptr<runtime::BlockingPool> host_pool;
+
+  std::set<std::string> OwnedScratch() {
+    const std::lock_guard lock(mutex);
+    return scratch;
+  }
+  void Own(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    scratch.insert(name);
+  }
+  void Disown(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    scratch.erase(name);
+  }
+};
+
+class ContainerBackend::ContainerInstance final : public Instance {
+ public:
+  ContainerInstance(Host& host, const v1::SandboxRecord& record, os::PidFd agent,
+                    std::shared_ptr<rpc::Channel> channel)
+      : host_(host),
+        subject_(ContainerHost::SubjectOf(record)),
+        agent_(std::move(agent)),
+        channel_(std::move(channel)) {}
+  ~ContainerInstance() override { channel_->Close(); }
+
+  std::shared_ptr<rpc::Channel> agent() override { return channel_->closed() ? nullptr : channel_; }
+
+  runtime::Task<AgentEnd> WaitEnd() override {
+    DSEC_CO_TRY(bool exited, co_await WaitReadableOrClosed(agent_.fd(), channel_));
+    if (!exited) {
+      auto last = co_await WaitFd(agent_.fd(), FdEvent::kReadable, runtime::Deadline::After(kLastBreath));
+      exited = last.ok();
+      if (!exited && last.error().code() != Code::kDeadlineExceeded) co_return std::move(last).error();
+    }
+    const v1::Usage before = seen_;
+    DSEC_CO_TRY(const auto now, co_await ReadUsage());
+    AgentEnd end;
+    for (const LimitHit& hit : host_.host->Watch(subject_.limits, before, now)) end.oom |= hit.limit == "memory";
+    end.message = !exited ? "the agent closed its channel"
+                  : end.oom ? "the memory limit killed processes and the sandbox's init ended"
+                            : "the agent's process ended";
+    co_return end;
+  }
+
+  runtime::Task<v1::Usage> ReadUsage() override {
+    auto read = [host = host_.host.get(), subject = subject_]() -> Result<v1::Usage> {
+      v1::Usage usage;
+      host->ReadUsage(subject, usage);
+      return usage;
+    };
+    DSEC_CO_TRY(seen_, co_await host_.host_pool->Run(std::move(read), runtime::Deadline::Never()));
+    co_return seen_;
+  }
+
+ private:
+  Host& host_;
+  const Subject subject_;
+  const os::PidFd agent_;
+  const std::shared_ptr<rpc::Channel> channel_;
+  v1::Usage seen_;  // of the last reading
+};
+
+Result<std::unique_ptr<ContainerBackend>> ContainerBackend::Open(ContainerOptions options,
+                                                                 const image::LayerStore& store,
+                                                                 image::LayerMounts& layers) {
+  auto host = std::make_unique<Host>();
+  DSEC_TRY(host->host, ContainerHost::Open(options, &store, &layers));
+  DSEC_TRY_VOID(host->host->StartSpawner());
+  DSEC_TRY(const auto found, host->host->FindSlots());
+  SlotPool::Hooks hooks;
+  hooks.make = [h = host->host.get()](const SlotName& slot) { return h->MakeSlot(slot); };
+  hooks.remove = [h = host->host.get()](const SlotName& slot) {
+    return h->RemoveSlot(slot, Clock::System().Mono() + kRemoveTime);
+  };
+  SlotPoolOptions pool;
+  pool.indices = options.ids.slots;
+  pool.ready = options.slot_pool_size;
+  host->slots = std::make_unique<SlotPool>(pool, std::move(hooks), found);
+  host->create_pool = std::make_unique<runtime::BlockingPool>("create", options.create_threads, kQueueLimit);
+  host->host_pool = std::make_unique<runtime::BlockingPool>("host", options.host_threads, kQueueLimit);
+  return std::unique_ptr<ContainerBackend>(new ContainerBackend(std::move(host)));
+}
+
+ContainerBackend::ContainerBackend(std::unique_ptr<Host> host) : host_(std::move(host)) {}
+ContainerBackend::~ContainerBackend() = default;
+
+std::vector<v1::Capability> ContainerBackend::Capabilities() const { return host_->host->capabilities(); }
+std::string ContainerBackend::ScratchPath() const { return host_->host->ScratchPath(); }
+size_t ContainerBackend::ReadySlots() const { return host_->slots->ready(); }
+
+Result<void> ContainerBackend::Normalize(v1::SandboxSpec& spec) const {
+  DSEC_TRY_VOID(model::NormalizeSpec(spec, host_->host->policy()));
+  if (!host_->host->unusable().empty()) {
+    return Error(Code::kFailedPrecondition, "backend.unusable", host_->host->unusable());
+  }
+  return Ok();
+}
+
+runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRecord& record, Journal journal,
+                                                                  runtime::Deadline deadline) {
+  ContainerHost* const host = host_->host.get();
+  DSEC_CO_TRY(const auto token, host_->works.Begin(record.id()));
+  PhaseClock phases;
+
+  // Layers first: most creates that fail do so here, and nothing of their own exists yet.
+  auto acquire = [host, token, copy = record]() mutable -> Result<std::pair<HeldLayers, v1::SandboxRecord>> {
+    DSEC_TRY_VOID(token->Check());
+    DSEC_TRY(auto layers, host->AcquireLayers(copy));
+    return std::pair(std::move(layers), std::move(copy));
+  };
+  DSEC_CO_TRY(auto acquired, co_await host_->create_pool->Run(std::move(acquire), deadline));
+  const auto layers = std::make_shared<const HeldLayers>(std::move(acquired.first));
+  *record.mutable_layer_ids() = acquired.second.layer_ids();
+  phases.Done(record, "layers");
+
+  DSEC_CO_FAULT_POINT("sandbox.create.before_slot");
+  DSEC_CO_TRY(auto taken, co_await host_->slots->Take(deadline));
+  // From here on Destroy finds everything by these names, whatever becomes of this call.
+  record.set_slot(taken.name.index);
+  record.set_slot_generation(taken.name.generation);
+  record.set_agent_pid(taken.process.agent_pid);
+  record.set_agent_start_time(taken.process.agent_start_time);
+  record.set_scratch(record.id());
+  record.set_boot_id(host->boot_id());
+  host_->Own(record.scratch());
+  phases.Done(record, "slot");
+
+  const auto slot = std::make_shared<ReadySlot>(std::move(taken));
+  auto prepare = [host, token, slot, journal = std::move(journal), copy = record]() -> Result<LaunchParts> {
+    DSEC_TRY_VOID(token->Check());
+    DSEC_TRY_VOID(journal(copy));
+    DSEC_FAULT_POINT("sandbox.create.after_journal");
+    return host->Prepare(copy, slot->process.user_ns.get());
+  };
+  DSEC_CO_TRY(auto prepared, co_await host_->create_pool->Run(std::move(prepare), deadline));
+  phases.Done(record, "scratch");
+
+  auto launch = [host, token, slot, layers, deadline, parts = std::move(prepared)]() mutable -> Result<void> {
+    DSEC_TRY_VOID(token->Check());
+    return host->Launch(*layers, parts, slot->process.launch_socket.get(), deadline);
+  };
+  DSEC_CO_TRY_VOID(co_await host_->create_pool->Run(std::move(launch), deadline));
+  phases.Done(record, "launch");
+
+  DSEC_CO_FAULT_POINT("sandbox.create.before_hello");
+  DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
+  DSEC_CO_TRY_VOID(token->Check());
+  phases.Done(record, "ready");
+  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(slot->process.agent), std::move(channel));
+}
+
+runtime::Task<std::shared_ptr<rpc::Channel>> ContainerBackend::Greet(const v1::SandboxRecord& record,
+                                                                     runtime::Deadline deadline) {
+  const SlotName slot = ContainerHost::SubjectOf(record).slot;
+  const auto hello = HelloOf(record, host_->host->TokenOf(slot));
+  const auto executor = co_await boost::asio::this_coro::executor;
+  DSEC_CO_TRY(auto channel,
+              co_await rpc::Channel::ConnectUnix(executor, host_->host->SocketPath(slot), deadline));
+  auto reply = co_await channel->Call<v1::HelloReply>(kAgentService, "Hello", hello, deadline);
+  if (!reply.ok()) {
+    channel->Close();
+    co_return std::move(reply).error().Context("Hello to the agent of {}", record.id());
+  }
+  co_return channel;
+}
+
+runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::SandboxRecord& record,
+                                                                 runtime::Deadline deadline) {
+  if (!record.has_slot() || record.agent_pid() == 0) {
+    co_return Error(Code::kGone, "sandbox.never_started", "it had no agent yet");
+  }
+  // The name stays taken until Destroy, whatever comes of this.
+  const bool here = host_->slots->Adopt(ContainerHost::SubjectOf(record).slot);
+  host_->Own(record.scratch());
+  auto find = [host = host_->host.get(), copy = record] { return host->FindAgent(copy); };
+  DSEC_CO_TRY(auto agent, co_await host_->host_pool->Run(std::move(find), deadline));
+  if (!here) co_return Error(Code::kGone, "sandbox.slot_gone", "nothing of its slot is on the host");
+  DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
+  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(agent), std::move(channel));
+}
+
+runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record, runtime::Deadline deadline) {
+  ContainerHost* const host = host_->host.get();
+  auto kill = [host, record] { return host->Kill(record); };
+  DSEC_CO_TRY(const auto events, co_await host_->host_pool->Run(std::move(kill), deadline));
+  DSEC_CO_FAULT_POINT("sandbox.destroy.after_kill");
+  if (!events.valid()) co_return Ok();
+  while (true) {
+    DSEC_CO_TRY(const bool empty, ContainerHost::IsEmpty(events.get()));
+    if (empty) co_return Ok();
+    auto changed = co_await WaitFd(events.get(), FdEvent::kPriority, deadline);
+    if (!changed.ok()) {
+      if (changed.error().code() != Code::kDeadlineExceeded) co_return changed;
+      auto why = [host, record]() -> Result<Error> { return host->Stuck(record, "its processes do not end"); };
+      DSEC_CO_TRY(auto error, co_await host_->host_pool->Run(std::move(why), runtime::Deadline::After(kRemoveTime)));
+      co_return error;
+    }
+  }
+}
+
+runtime::Task<void> ContainerBackend::Destroy(const v1::SandboxRecord& record, runtime::Deadline deadline) {
+  const v1::SandboxRecord copy = record;
+  DSEC_CO_TRY_VOID(co_await host_->works.End(copy.id(), deadline));
+  DSEC_CO_TRY_VOID(co_await AwaitDeath(copy, deadline));
+  auto cleanup = [host = host_->host.get(), copy, deadline] { return host->Cleanup(copy, deadline.at()); };
+  DSEC_CO_TRY_VOID(co_await host_->host_pool->Run(std::move(cleanup), deadline));
+  if (copy.has_slot()) host_->slots->Release(ContainerHost::SubjectOf(copy).slot);
+  host_->Disown(copy.scratch());
+  co_return Ok();
+}
+
+runtime::Task<std::vector<std::string>> ContainerBackend::Sweep(const std::vector<v1::SandboxRecord>& live,
+                                                                runtime::Deadline deadline) {
+  struct Names {
+    std::set<SlotName> slots;
+    std::set<std::string> scratch;
+  };
+  Names known;
+  for (const v1::SandboxRecord& record : live) {
+    if (record.has_slot()) known.slots.insert(ContainerHost::SubjectOf(record).slot);
+    if (!record.scratch().empty()) known.scratch.insert(record.scratch());
+  }
+  auto sweep = [host = host_.get(), known, deadline]() mutable -> Result<std::vector<std::string>> {
+    std::set<SlotName> orphans = host->slots->Foreign();
+    std::erase_if(orphans, [&](const SlotName& name) { return known.slots.contains(name); });
+    // What this process owns has no record in `live` when its create began later, or its removal has just ended.
+    known.slots.merge(host->slots->Owned());
+    known.scratch.merge(host->OwnedScratch());
+    Owned owned;
+    owned.slot = [&](const SlotName& name) { return known.slots.contains(name) || host->slots->Owned().contains(name); };
+    owned.scratch = [&](const std::string& name) {
+      return known.scratch.contains(name) || host->OwnedScratch().contains(name);
+    };
+    DSEC_TRY(auto lines, host->host->Recover(owned, deadline.at()));
+    DSEC_TRY(const auto left, host->host->FindSlots());
+    for (const SlotName& name : orphans) {
+      if (std::ranges::find(left, name) == left.end()) host->slots->Release(name);
+    }
+    return lines;
+  };
+  co_return co_await host_->host_pool->Run(std::move(sweep), deadline);
+}
+
+Result<std::vector<std::string>> ContainerBackend::Purge(const ContainerOptions& options, MonoTime deadline) {
+  DSEC_TRY(const auto host, ContainerHost::Open(options, nullptr, nullptr));
+  Owned nothing;
+  nothing.slot = [](const SlotName&) { return false; };
+  nothing.scratch = [](const std::string&) { return false; };
+  DSEC_TRY(auto lines, host->Recover(nothing, deadline));
+  DSEC_TRY_VOID(host->RemoveRoots());
+  return lines;
+}
+
+}  // namespace dsec::sandbox

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "image/layer_mounts.h"
+#include "image/layer_store.h"
+#include "sandbox/backends/container/container_backend.h"
+#include "sandbox/backends/container/slot_pool.h"
+#include "sandbox/isolators/isolator.h"
+#include "sandbox/isolators/views.h"
+#include "spawn/spawner.h"
+
+namespace dsec::sandbox {
+
+using HeldLayers = std::vector<std::shared_ptr<const image::MountedLayer>>;
+
+// What the container backend does on the host, step by step. Everything blocks; thread-safe for different sandboxes.
+class ContainerHost {
+ public:
+  static Result<std::unique_ptr<ContainerHost>> Open(const ContainerOptions& options, const image::LayerStore* store,
+                                                     image::LayerMounts* layers);
+
+  const ContainerOptions& options() const { return options_; }
+  const model::LimitsPolicy& policy() const { return policy_; }
+  const std::vector<v1::Capability>& capabilities() const { return capabilities_; }
+  const std::string& boot_id() const { return boot_id_; }
+  // Why nothing can be created here at all; empty when it can.
+  const std::string& unusable() const { return unusable_; }
+  std::string ScratchPath() const;
+  std::string SocketPath(const SlotName& slot) const;
+  // What the agent of a slot wants to see in Hello.
+  std::string TokenOf(const SlotName& slot) const;
+  static Subject SubjectOf(const v1::SandboxRecord& record);
+
+  Result<void> StartSpawner();
+  Result<ReadySlot> MakeSlot(const SlotName& slot);
+  // Kills, waits and removes: for a slot without a sandbox.
+  Result<void> RemoveSlot(const SlotName& slot, MonoTime deadline);
+
+  // Fills record.layer_ids from its spec and mounts them.
+  Result<HeldLayers> AcquireLayers(v1::SandboxRecord& record);
+  // Limits, writable layer, views.
+  Result<LaunchParts> Prepare(const v1::SandboxRecord& record, int user_ns);
+  Result<void> Launch(const HeldLayers& layers, LaunchParts& parts, int launch_socket, runtime::Deadline deadline);
+
+  // SIGKILL to everything of the sandbox. A descriptor of the cgroup.events that tell when it is gone; none when nothing is
+  // there.
+  Result<os::UniqueFd> Kill(const v1::SandboxRecord& record);
+  // True when `events` says that nothing lives.
+  static Result<bool> IsEmpty(int events);
+  Error Stuck(const v1::SandboxRecord& record, const std::string& why) const;
+  // After the death of its processes.
+  Result<void> Cleanup(const v1::SandboxRecord& record, MonoTime deadline);
+  // False when nothing of the slot is on the host.
+  Result<os::PidFd> FindAgent(const v1::SandboxRecord& record) const;
+  void ReadUsage(const Subject& subject, v1::Usage& usage);
+  std::vector<LimitHit> Watch(const v1::Limits& limits, const v1::Usage& before, const v1::Usage& now) const;
+
+  // Every slot of which something is on the host.
+  Result<std::vector<SlotName>> FindSlots() const;
+  Result<std::vector<std::string>> Recover(const Owned& owned, MonoTime deadline);
+  Result<void> RemoveRoots();
+
+ private:
+  explicit ContainerHost(const ContainerOptions& options) : options_(options) {}
+  Result<void> OpenRunDir();
+  Result<void> LoadKey();
+
+  const ContainerOptions options_;
+  const image::LayerStore* store_ = nullptr;
+  image::LayerMounts* layers_ = nullptr;
+  std::string boot_id_;
+  std::string key_;
+  std::string unusable_;
+  os::UniqueFd run_dir_;
+  std::unique_ptr<CgroupTree> tree_;
+  std::unique_ptr<Scratch> scratch_;
+  std::unique_ptr<Views> views_;
+  Isolators isolators_;  // in the order of Isolate and Prepare
+  std::unique_ptr<spawn::Spawner> spawner_;
+  model::LimitsPolicy policy_;
+  std::vector<v1::Capability> capabilities_;
+};
+
+}  // namespace dsec::sandbox

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "up/layer_catalog.h"
+
+namespace dsec::up {
+namespace {
+
+apiserver::LayerView ViewOf(const image::LayerInfo& info) {
+  apiserver::LayerView view;
+  view.id = info.id.str();
+  view.kind = std::string(image::KindName(info.kind));
+  view.names = info.names;
+  view.meta_bytes = info.meta_bytes;
+  view.blob_bytes = info.blob_bytes;
+  view.entries = info.entries;
+  view.content_bytes = info.content_bytes;
+  view.created_unix_ms = info.created_unix_ms;
+  view.source = info.source;
+  view.labels = info.labels;
+  return view;
+}
+
+}  // namespace
+
+runtime::Task<std::vector<apiserver::LayerView>> LayerCatalog::List(std::string kind,
+                                                                    std::string prefix,
+                                                                    runtime::Deadline deadline) {
+  auto list = [this, kind = std::move(kind),
+               prefix = std::move(prefix)]() -> Result<std::vector<apiserver::LayerView>> {
+    image::ListFilter filter;
+    if (!kind.empty()) {
+      DSEC_TRY(filter.kind, image::ParseKind(kind));
+    }
+    filter.prefix = prefix;
+    DSEC_TRY(const std::vector<image::LayerInfo> found, store_.List(filter));
+    std::vector<apiserver::LayerView> views;
+    for (const image::LayerInfo& info : found) views.push_back(ViewOf(info));
+    return views;
+  };
+  auto views = co_await pool_.Run(std::move(list), deadline);
+  co_return views;
+}
+
+runtime::Task<apiserver::LayerView> LayerCatalog::Get(std::string ref, runtime::Deadline deadline) {
+  auto find = [this, ref = std::move(ref)]() -> Result<apiserver::LayerView> {
+    DSEC_TRY(const image::LayerInfo info, store_.Find(ref));
+    return ViewOf(info);
+  };
+  auto view = co_await pool_.Run(std::move(find), deadline);
+  co_return view;
+}
+
+runtime::Task<void> LayerCatalog::Remove(std::string ref, runtime::Deadline deadline) {
+  auto remove = [this, ref = std::move(ref)] { return store_.Remove(ref); };
+  auto removed = co_await pool_.Run(std::move(remove), deadline);
+  co_return removed;
+}
+
+}  // namespace dsec::up

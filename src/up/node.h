@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "base/result.h"
+#include "config/node_config.h"
+#include "edge/options.h"
+#include "os/unique_fd.h"
+#include "sandbox/backends/container/container_backend.h"
+
+namespace dsec::up {
+
+// Held while a daemon (or purge) owns the state folder: <state_dir>/edge.lock. kConflict
+// "node.locked" when another process has it. Makes the folder (0700) if it is missing.
+Result<os::UniqueFd> LockState(const std::string& state_dir);
+
+// <state_dir>/api_key (0600): read, or made once from the kernel's generator.
+Result<std::string> LoadApiKey(const std::string& state_dir);
+
+// The settings as the parts take them.
+Result<sandbox::ContainerOptions> ContainerOptionsOf(const config::NodeConfig& config);
+edge::EdgeOptions EdgeOptionsOf(const config::NodeConfig& config, const std::string& scratch_path);
+std::string LayersDir(const config::NodeConfig& config);
+size_t ShardCount(const config::NodeConfig& config);
+
+// Raises the soft RLIMIT_NOFILE to the hard one.
+Result<void> RaiseOpenFiles();
+// Tells a service manager, if one asked (NOTIFY_SOCKET), that the daemon is ready: sd_notify(3).
+void NotifyReady();
+
+}  // namespace dsec::up

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "up/up.h"
+
+#include <fcntl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+
+#include "apiserver/api_server.h"
+#include "base/log.h"
+#include "config/node_config.h"
+#include "edge/edge.h"
+#include "image/layer_mounts.h"
+#include "image/layer_store.h"
+#include "runtime/shards.h"
+#include "sandbox/backends/container/container_backend.h"
+#include "up/layer_catalog.h"
+#include "up/node.h"
+
+namespace dsec::up {
+namespace {
+
+using runtime::Deadline;
+using std::chrono::seconds;
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+
+struct Flags {
+  std::string config_file, node_id, listen, state_dir, run_dir, layers_dir;
+  bool check = false, dump = false, reference = false, stop_sandboxes = false;
+
+  void AddTo(CLI::App& app) {
+    app.add_option("--config", config_file, "TOML file; docs/config.md lists the keys");
+    app.add_option("--node-id", node_id, "Overrides the key node_id");
+    app.add_option("--listen", listen, "Overrides the key listen");
+    app.add_option("--state-dir", state_dir, "Overrides the key state_dir");
+    app.add_option("--run-dir", run_dir, "Overrides the key run_dir");
+    app.add_option("--layers", layers_dir, "Overrides the key layers_dir");
+  }
+  Result<config::NodeConfig> Load() const {
+    config::NodeConfig config;
+    if (!config_file.empty()) {
+      DSEC_TRY(config, config::LoadNodeConfig(config_file));
+    }
+    for (const auto& [flag, key] : {std::pair{&node_id, &config.node_id}, std::pair{&listen, &config.listen},
+                                    std::pair{&state_dir, &config.state_dir}, std::pair{&run_dir, &config.run_dir},
+                                    std::pair{&layers_dir, &config.layers_dir}}) {
+      if (!flag->empty()) *key = *flag;
+    }
+    DSEC_TRY_VOID(config::CheckNodeConfig(config));
+    return config;
+  }
+};
+
+int Fail(const Error& error) {
+  std::fprintf(stderr, "dsec: %s\n", error.ToString().c_str());
+  return kExitFailure;
+}
+
+void SetUpLog(const config::NodeConfig& config) {
+  log::Options options;
+  options.format = config.log_format == "json" ? log::Format::kJson : log::Format::kText;
+  if (config.log_level == "debug") options.level = log::Level::kDebug;
+  if (config.log_level == "warn") options.level = log::Level::kWarn;
+  if (config.log_level == "error") options.level = log::Level::kError;
+  log::Configure(options);
+}
+
+// Runs until a signal. What is declared first ends last.
+Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int signals) {
+  DSEC_TRY(const os::UniqueFd lock, LockState(config.state_dir));
+  DSEC_TRY(const std::string key, LoadApiKey(config.state_dir));
+  if (auto raised = RaiseOpenFiles(); !raised.ok()) log::Warn("node.rlimit", {{"error", raised.error()}});
+  DSEC_TRY(const auto store, image::LayerStore::Open(LayersDir(config)));
+  image::LayerMounts mounts(*store);
+  DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
+  DSEC_TRY(const auto backend, sandbox::ContainerBackend::Open(container, *store, mounts));
+  LayerCatalog catalog(*store);
+
+  auto shards = std::make_unique<runtime::Shards>(ShardCount(config));
+  DSEC_TRY(const auto edge, edge::Edge::Open(EdgeOptionsOf(config, backend->ScratchPath()), *shards,
+                                             {{v1::BACKEND_CONTAINER, backend.get()}}));
+  const auto end_shards = [&] {
+    shards->Stop();
+    edge->LetGo();
+    shards.reset();
+  };
+  auto started = edge->Start();
+  if (!started.ok()) {
+    end_shards();
+    return std::move(started).error();
+  }
+  log::Info("node.started", {{"node_id", config.node_id},
+                             {"adopted", started->adopted},
+                             {"ended", started->ended},
+                             {"unanswered", started->unanswered},
+                             {"repairs", started->repairs}});
+  apiserver::ApiServerOptions options;
+  options.listen = {config.listen};
+  options.api_key = key;
+  options.default_exec_timeout = std::chrono::milliseconds(config.default_exec_timeout_ms);
+  auto server = apiserver::ApiServer::Start(*shards, *edge, catalog, options);
+  if (!server.ok()) {
+    end_shards();
+    return std::move(server).error();
+  }
+  std::printf("dsec is ready at %s\n", (*server)->addresses().front().c_str());
+  std::fflush(stdout);
+  NotifyReady();
+
+  signalfd_siginfo info{};
+  while (read(signals, &info, sizeof info) != sizeof info) {
+  }
+  log::Info("node.stopping", {{"signal", info.ssi_signo}});
+  const auto stop = [&]() -> runtime::Task<void> {
+    const Deadline deadline = Deadline::After(seconds(15));
+    if (stop_sandboxes) {
+      auto ended = co_await edge->StopSandboxes(std::chrono::milliseconds(0), Deadline::After(seconds(60)));
+      if (!ended.ok()) log::Warn("node.stop_sandboxes", {{"error", ended.error()}});
+    }
+    auto closed = co_await (*server)->Stop(deadline);
+    if (!closed.ok()) log::Warn("node.stop", {{"error", closed.error()}});
+    auto stopped = co_await edge->Stop(deadline);
+    co_return stopped;
+  };
+  auto stopped = runtime::BlockOn(shards->at(0), stop());
+  end_shards();
+  server->reset();
+  return stopped;
+}
+
+}  // namespace
+
+int UpMain(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Runs apiserver and edge of this machine", "dsec up");
+  flags.AddTo(app);
+  app.add_flag("--check-config", flags.check, "Only check the settings");
+  app.add_flag("--dump-config", flags.dump, "Print the settings that hold");
+  app.add_flag("--config-reference", flags.reference, "Print docs/config.md");
+  app.add_flag("--stop-sandboxes", flags.stop_sandboxes, "End all sandboxes at a graceful stop");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  if (flags.reference) {
+    std::fputs(config::NodeConfigReference().c_str(), stdout);
+    return 0;
+  }
+  auto config = flags.Load();
+  if (!config.ok()) return Fail(config.error());
+  if (flags.dump) std::fputs(config::DumpNodeConfig(*config).c_str(), stdout);
+  if (flags.check || flags.dump) return 0;
+  if (geteuid() != 0) {
+    return Fail(Error(Code::kPermissionDenied, "node.root", "dsec up needs root: namespaces, mounts and cgroups"));
+  }
+  SetUpLog(*config);
+  // Before any thread exists, so that all inherit the mask and only the descriptor sees the signals.
+  sigset_t wanted;
+  sigemptyset(&wanted);
+  for (const int number : {SIGINT, SIGTERM}) sigaddset(&wanted, number);
+  pthread_sigmask(SIG_BLOCK, &wanted, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  const os::UniqueFd signals(signalfd(-1, &wanted, SFD_CLOEXEC));
+  auto done = Serve(*config, flags.stop_sandboxes, signals.get());
+  return done.ok() ? 0 : Fail(done.error());
+}
+
+int PurgeMain(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Ends and removes everything of this node, whatever its records say", "dsec purge");
+  flags.AddTo(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  const auto purge = [&]() -> Result<void> {
+    DSEC_TRY(const config::NodeConfig config, flags.Load());
+    SetUpLog(config);
+    DSEC_TRY(const os::UniqueFd lock, LockState(config.state_dir));
+    DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
+    DSEC_TRY(const std::vector<std::string> removed,
+             sandbox::ContainerBackend::Purge(container, Clock::System().Mono() + seconds(60)));
+    for (const std::string& line : removed) std::printf("removed %s\n", line.c_str());
+    // The records name nothing that exists any more.
+    for (const char* name : {"edge.db", "edge.db-wal", "edge.db-shm"}) {
+      std::error_code error;
+      std::filesystem::remove(config.state_dir + "/" + name, error);
+      if (error) return Error(Code::kInternal, "node.purge", std::string(name) + ": " + error.message());
+    }
+    return {};
+  };
+  auto done = purge();
+  return done.ok() ? 0 : Fail(done.error());
+}
+
+}  // namespace dsec::up

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace dsec::up {
+
+// `dsec up`: apiserver and edge of one machine in one process, until SIGTERM or SIGINT. Sandboxes
+// outlive it unless --stop-sandboxes. argv[0] is the name of the command. Returns the exit code;
+// prints one line with the address on stdout when it is ready.
+int UpMain(int argc, char** argv);
+
+// `dsec purge`: ends and removes everything of this node from the host, whatever its records say.
+// Refused while a daemon runs.
+int PurgeMain(int argc, char** argv);
+
+}  // namespace dsec::up
