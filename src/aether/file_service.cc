@@ -95,6 +95,17 @@ void FileService::Forget(Transfers<State, Reply>& transfers, const std::string& 
   if (!asked.ok()) return;  // then it has been dropped here
 }
 
+template <typename State, typename Reply>
+bool FileService::DropFinished(Transfers<State, Reply>& transfers) {
+  for (const auto& [id, transfer] : transfers) {
+    if (!transfer->finished || transfer->busy) continue;
+    const std::string victim = id;
+    Forget(transfers, victim);
+    return true;
+  }
+  return false;
+}
+
 template <typename State, typename Reply, typename Request>
 void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint64_t caller, bool drop, bool last,
                        Result<Reply> (*job)(State&, int root, const std::string& user, const Request&),
@@ -111,7 +122,9 @@ void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint
       return reply(Error(Code::kNotFound, "file.transfer_unknown", "there is no transfer with this id")
                        .WithField("transfer_id"));
     }
-    if (uploads_.size() + pulls_.size() + pushes_.size() >= kMaxTransfers) {
+    // One that has finished is kept only for a caller who lost its reply; it makes room for a new one.
+    if (uploads_.size() + pulls_.size() + pushes_.size() >= kMaxTransfers && !DropFinished(uploads_) &&
+        !DropFinished(pulls_) && !DropFinished(pushes_)) {
       return reply(Error(Code::kResourceExhausted, "file.too_many_transfers",
                          fmt::format("{} transfers are open already", kMaxTransfers)));
     }

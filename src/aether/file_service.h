@@ -73,6 +73,9 @@ class FileService {
             ReplyFn<Reply> reply);
   template <typename State, typename Reply>
   void Forget(Transfers<State, Reply>& transfers, const std::string& id);
+  // Forgets one finished transfer; false when there is none.
+  template <typename State, typename Reply>
+  bool DropFinished(Transfers<State, Reply>& transfers);
   static Result<v1::WriteReply> StepUpload(UploadState& state, int root, const std::string& user,
                                            const v1::WriteRequest& request);
   static Result<v1::PullArchiveReply> StepPull(PullState& state, int root, const std::string& user,

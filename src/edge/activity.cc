@@ -41,19 +41,22 @@ void Activity::Detach(const std::string& op_id, bool vanished, int64_t now_ms, i
   Op& op = it->second;
   --followers_;
   --op.followers;
-  // An exec whose start has not been answered yet may be starting: the kill is harmless when it never did.
+  // An exec whose start has not been answered yet may be starting: the kill is harmless when it
+  // never did.
   if (op.followers == 0 && !op.ended && vanished && !op.keep) op.kill_at_ms = now_ms + grace_ms;
   last_ms_ = std::max(last_ms_, now_ms);
   EraseIfDone(it);
 }
 
-void Activity::ExecStarted(const std::string& op_id, bool keep, int64_t now_ms, int64_t orphan_grace_ms) {
+void Activity::ExecStarted(const std::string& op_id, bool keep, int64_t now_ms,
+                           int64_t orphan_grace_ms) {
   const auto [it, fresh] = ops_.try_emplace(op_id);
   Op& op = it->second;
   if (fresh) op.keep = keep;
   if (op.ended) return;
   op.running = true;
-  if (op.followers == 0 && !op.keep && orphan_grace_ms > 0) op.kill_at_ms = now_ms + orphan_grace_ms;
+  if (op.followers == 0 && !op.keep && orphan_grace_ms > 0)
+    op.kill_at_ms = now_ms + orphan_grace_ms;
 }
 
 bool Activity::ExecEnded(const std::string& op_id, int64_t now_ms) {
@@ -83,7 +86,8 @@ bool Activity::Follows(const std::string& op_id) const {
 }
 
 void Activity::EraseIfDone(Ops::iterator op) {
-  if (op->second.followers == 0 && !op->second.running && op->second.kill_at_ms == 0) ops_.erase(op);
+  if (op->second.followers == 0 && !op->second.running && op->second.kill_at_ms == 0)
+    ops_.erase(op);
 }
 
 bool Activity::HeldByExec() const {
@@ -117,7 +121,8 @@ Activity::Verdict Activity::Check(int64_t now_ms) {
     verdict.limit_ms = ttl_ms_;
   } else if (rules_.claim_until_ms != 0 && rules_.claim_until_ms <= now_ms) {
     verdict.end = "unclaimed";
-  } else if (rules_.idle_ms != 0 && calls_ == 0 && !HeldByExec() && last_ms_ + rules_.idle_ms <= now_ms) {
+  } else if (rules_.idle_ms != 0 && calls_ == 0 && !HeldByExec() &&
+             last_ms_ + rules_.idle_ms <= now_ms) {
     verdict.end = "idle";
     verdict.limit_ms = rules_.idle_ms;
   }

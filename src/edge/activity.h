@@ -9,19 +9,20 @@
 
 namespace dsec::edge {
 
-// When one sandbox must end by time, and which of its execs lost their last follower: the rules of TTL, idle time, claim and
-// disconnect, without I/O. All times are Unix milliseconds; 0 means "none". Not thread-safe.
+// When one sandbox must end by time, and which of its execs lost their last follower: the rules of
+// TTL, idle time, claim and disconnect, without I/O. All times are Unix milliseconds; 0 means
+// "none". Not thread-safe.
 //
-// Activity is: an exec, file or session call under way or just ended, and an exec with a follower. Reads of the sandbox's
-// own record are not, nor is a detached exec.
+// Activity is: an exec, file or session call under way or just ended, and an exec with a follower.
+// Reads of the sandbox's own record are not, nor is a detached exec.
 class Activity {
  public:
   struct Rules {
-    int64_t expires_ms = 0;          // TTL
+    int64_t expires_ms = 0;  // TTL
     int64_t idle_ms = 0;
-    int64_t claim_until_ms = 0;      // the create's reply was lost; any activity lifts this
-    bool ttl_waits_for_exec = false; // an exec with a follower holds the TTL off ...
-    int64_t ttl_extension_ms = 0;    // ... for at most this long
+    int64_t claim_until_ms = 0;       // the create's reply was lost; any activity lifts this
+    bool ttl_waits_for_exec = false;  // an exec with a follower holds the TTL off ...
+    int64_t ttl_extension_ms = 0;     // ... for at most this long
   };
   struct Verdict {
     std::string end;                        // "ttl", "idle", "unclaimed", or empty
@@ -42,12 +43,13 @@ class Activity {
   void CallBegan(int64_t now_ms);
   void CallEnded(int64_t now_ms);
 
-  // A follower of the op has come. `keep`: the exec survives the loss of its followers; the rule of a known op stays.
+  // A follower of the op has come. `keep`: the exec survives the loss of its followers; the rule of
+  // a known op stays.
   void Attach(const std::string& op_id, bool keep, int64_t now_ms);
   // It has left: in order, or (vanished) by the loss of its connection.
   void Detach(const std::string& op_id, bool vanished, int64_t now_ms, int64_t grace_ms);
-  // The op runs. `orphan_grace_ms`: it has no follower (found at adoption) and is killed after this unless one comes; 0 for an
-  // exec just started.
+  // The op runs. `orphan_grace_ms`: it has no follower (found at adoption) and is killed after this
+  // unless one comes; 0 for an exec just started.
   void ExecStarted(const std::string& op_id, bool keep, int64_t now_ms, int64_t orphan_grace_ms);
   // False when the end is not news: the op is unknown or its end was reported before.
   bool ExecEnded(const std::string& op_id, int64_t now_ms);

@@ -32,7 +32,8 @@ Result<std::optional<std::string>> ReadProc(const std::string& path) {
   close(file);
   // Pressure files of a kernel with psi=0 open and then fail with EOPNOTSUPP.
   if (size < 0 && sys_errno == EOPNOTSUPP) return std::optional<std::string>();
-  if (size < 0) return Error::FromErrno(sys_errno, "capacity.unknown", fmt::format("read {}", path));
+  if (size < 0)
+    return Error::FromErrno(sys_errno, "capacity.unknown", fmt::format("read {}", path));
   return std::optional(std::string(buffer.data(), static_cast<size_t>(size)));
 }
 
@@ -43,7 +44,8 @@ std::optional<T> NumberAfter(std::string_view text, std::string_view key) {
   text.remove_prefix(at + key.size());
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   T value{};
-  if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc()) return std::nullopt;
+  if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
+    return std::nullopt;
   return value;
 }
 
@@ -52,7 +54,8 @@ Result<double> ReadPressure(const std::string& path) {
   if (!text.has_value()) return 0.0;
   const auto value = NumberAfter<double>(*text, "some avg10=");
   if (!value.has_value()) {
-    return Error(Code::kUnavailable, "capacity.unknown", fmt::format("{} has no \"some avg10\"", path));
+    return Error(Code::kUnavailable, "capacity.unknown",
+                 fmt::format("{} has no \"some avg10\"", path));
   }
   return *value;
 }
@@ -70,14 +73,16 @@ struct AdmissionShared {
   uint64_t creating = 0;
 };
 
-Result<HostMeters> ReadHostMeters(const std::string& proc_root, const std::vector<std::string>& disk_paths) {
+Result<HostMeters> ReadHostMeters(const std::string& proc_root,
+                                  const std::vector<std::string>& disk_paths) {
   HostMeters meters;
   const std::string path = proc_root + "/meminfo";
   DSEC_TRY(const auto text, ReadProc(path));
   const auto total = NumberAfter<uint64_t>(text.value_or(""), "MemTotal:");
   const auto available = NumberAfter<uint64_t>(text.value_or(""), "MemAvailable:");
   if (!total.has_value() || !available.has_value()) {
-    return Error(Code::kUnavailable, "capacity.unknown", fmt::format("{} has no MemTotal or MemAvailable", path));
+    return Error(Code::kUnavailable, "capacity.unknown",
+                 fmt::format("{} has no MemTotal or MemAvailable", path));
   }
   meters.memory_total_bytes = *total * 1024;
   meters.memory_available_bytes = *available * 1024;
@@ -89,8 +94,8 @@ Result<HostMeters> ReadHostMeters(const std::string& proc_root, const std::vecto
     if (statvfs(disk.c_str(), &status) != 0) {
       return Error::FromErrno(errno, "capacity.unknown", fmt::format("statvfs {}", disk));
     }
-    meters.disk_free_bytes =
-        std::min<uint64_t>(meters.disk_free_bytes, static_cast<uint64_t>(status.f_bavail) * status.f_frsize);
+    meters.disk_free_bytes = std::min<uint64_t>(
+        meters.disk_free_bytes, static_cast<uint64_t>(status.f_bavail) * status.f_frsize);
   }
   return meters;
 }
@@ -123,7 +128,10 @@ void Admission::Place::Release() {
 
 Admission::Admission(const AdmissionOptions& options, ReadMeters read, const Clock& clock,
                      std::function<void()> freed)
-    : options_(options), read_(std::move(read)), clock_(clock), shared_(std::make_shared<AdmissionShared>()) {
+    : options_(options),
+      read_(std::move(read)),
+      clock_(clock),
+      shared_(std::make_shared<AdmissionShared>()) {
   shared_->freed = std::move(freed);
 }
 
@@ -175,21 +183,26 @@ Result<void> Admission::Check(uint64_t live, uint64_t creating) {
   const uint64_t needed =
       options_.memory_reserve_bytes + (creating + 1) * options_.memory_per_create_bytes;
   if (options_.memory_reserve_bytes != 0 && meters_.memory_available_bytes < needed) {
-    return NoRoom("capacity.memory",
-                  fmt::format("{} bytes of memory are available, {} are needed for the reserve and {} creates",
-                              meters_.memory_available_bytes, needed, creating + 1));
+    return NoRoom(
+        "capacity.memory",
+        fmt::format(
+            "{} bytes of memory are available, {} are needed for the reserve and {} creates",
+            meters_.memory_available_bytes, needed, creating + 1));
   }
   if (meters_.disk_free_bytes < options_.disk_reserve_bytes) {
-    return NoRoom("capacity.disk", fmt::format("{} bytes of disk are free, {} are kept in reserve",
-                                               meters_.disk_free_bytes, options_.disk_reserve_bytes));
+    return NoRoom("capacity.disk",
+                  fmt::format("{} bytes of disk are free, {} are kept in reserve",
+                              meters_.disk_free_bytes, options_.disk_reserve_bytes));
   }
   if (options_.psi_memory_max != 0 && meters_.psi_memory_some_avg10 > options_.psi_memory_max) {
-    return NoRoom("capacity.pressure", fmt::format("memory pressure is {}%, the most is {}%",
-                                                   meters_.psi_memory_some_avg10, options_.psi_memory_max));
+    return NoRoom("capacity.pressure",
+                  fmt::format("memory pressure is {}%, the most is {}%",
+                              meters_.psi_memory_some_avg10, options_.psi_memory_max));
   }
   if (options_.psi_cpu_max != 0 && meters_.psi_cpu_some_avg10 > options_.psi_cpu_max) {
-    return NoRoom("capacity.pressure", fmt::format("CPU pressure is {}%, the most is {}%",
-                                                   meters_.psi_cpu_some_avg10, options_.psi_cpu_max));
+    return NoRoom("capacity.pressure",
+                  fmt::format("CPU pressure is {}%, the most is {}%", meters_.psi_cpu_some_avg10,
+                              options_.psi_cpu_max));
   }
   return Ok();
 }

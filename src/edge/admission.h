@@ -18,13 +18,15 @@ namespace dsec::edge {
 struct HostMeters {
   uint64_t memory_total_bytes = 0;
   uint64_t memory_available_bytes = 0;
-  uint64_t disk_free_bytes = 0;         // of the fullest of the watched file systems
-  double psi_memory_some_avg10 = 0;     // 0 on a kernel without PSI
+  uint64_t disk_free_bytes = 0;      // of the fullest of the watched file systems
+  double psi_memory_some_avg10 = 0;  // 0 on a kernel without PSI
   double psi_cpu_some_avg10 = 0;
 };
 
-// Reads <proc_root>/{meminfo,pressure/*} and statvfs of each path: about 30 microseconds, never blocks on a disk.
-Result<HostMeters> ReadHostMeters(const std::string& proc_root, const std::vector<std::string>& disk_paths);
+// Reads <proc_root>/{meminfo,pressure/*} and statvfs of each path: about 30 microseconds, never
+// blocks on a disk.
+Result<HostMeters> ReadHostMeters(const std::string& proc_root,
+                                  const std::vector<std::string>& disk_paths);
 
 // Decides whether one more sandbox fits and counts those that are here. Thread-safe.
 class Admission {
@@ -50,11 +52,13 @@ class Admission {
     bool settled_ = false;
   };
 
-  // Meters are read again when they are older than 25 ms. `freed` is called, on whatever thread, after a place came back.
-  Admission(const AdmissionOptions& options, ReadMeters read, const Clock& clock, std::function<void()> freed);
+  // Meters are read again when they are older than 25 ms. `freed` is called, on whatever thread,
+  // after a place came back.
+  Admission(const AdmissionOptions& options, ReadMeters read, const Clock& clock,
+            std::function<void()> freed);
 
-  // kResourceExhausted capacity.count, capacity.memory, capacity.disk or capacity.pressure names what is short; an unreadable
-  // meter is kUnavailable capacity.unknown.
+  // kResourceExhausted capacity.count, capacity.memory, capacity.disk or capacity.pressure names
+  // what is short; an unreadable meter is kUnavailable capacity.unknown.
   Result<Place> TryEnter();
   // The place of a sandbox that is here already.
   Place Readmit();

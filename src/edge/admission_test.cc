@@ -15,12 +15,14 @@ constexpr uint64_t kMiB = 1 << 20;
 class AdmissionTest : public testing::Test {
  protected:
   Admission Make(AdmissionOptions options) {
-    return Admission(options, [this]() -> Result<HostMeters> { return meters_; }, clock_, [this] { ++freed_; });
+    return Admission(
+        options, [this]() -> Result<HostMeters> { return meters_; }, clock_, [this] { ++freed_; });
   }
 
   FakeClock clock_;
   int freed_ = 0;
-  HostMeters meters_{.memory_total_bytes = 1000 * kMiB, .memory_available_bytes = 1000 * kMiB,
+  HostMeters meters_{.memory_total_bytes = 1000 * kMiB,
+                     .memory_available_bytes = 1000 * kMiB,
                      .disk_free_bytes = 1000 * kMiB};
 };
 
@@ -40,7 +42,8 @@ TEST_F(AdmissionTest, FullNode_RefusesUntilAPlaceComesBack) {
 }
 
 TEST_F(AdmissionTest, Memory_CountsCreatesThatDoNotShowYet) {
-  auto admission = Make({.memory_reserve_bytes = 900 * kMiB, .memory_per_create_bytes = 50 * kMiB,
+  auto admission = Make({.memory_reserve_bytes = 900 * kMiB,
+                         .memory_per_create_bytes = 50 * kMiB,
                          .disk_reserve_bytes = 0});
   auto first = admission.TryEnter();
   auto second = admission.TryEnter();
@@ -74,7 +77,9 @@ TEST_F(AdmissionTest, ReadmittedSandbox_CountsEvenWhenFull) {
 }
 
 TEST_F(AdmissionTest, UnreadableMeter_IsUnavailableNotFull) {
-  Admission admission({}, []() -> Result<HostMeters> { return Error(Code::kInternal, "x", "boom"); }, clock_, [] {});
+  Admission admission(
+      {}, []() -> Result<HostMeters> { return Error(Code::kInternal, "x", "boom"); }, clock_,
+      [] {});
   EXPECT_EQ(admission.TryEnter().error().code(), Code::kUnavailable);
 }
 
@@ -87,7 +92,9 @@ class HostMetersTest : public testing::Test {
     Write("meminfo", "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:    1234 kB\n");
   }
   ~HostMetersTest() override { std::filesystem::remove_all(root_); }
-  void Write(const std::string& name, const std::string& text) { std::ofstream(root_ + "/" + name) << text; }
+  void Write(const std::string& name, const std::string& text) {
+    std::ofstream(root_ + "/" + name) << text;
+  }
 
   std::string root_;
 };

@@ -13,27 +13,30 @@
 
 namespace dsec::edge {
 
-// What happens to an exec when its last follower vanishes and nobody attaches again within the disconnect grace (5 s; 60 s
-// after a restart of the edge, so that clients can come back).
+// What happens to an exec when its last follower vanishes and nobody attaches again within the
+// disconnect grace (5 s; 60 s after a restart of the edge, so that clients can come back).
 enum class OnDisconnect {
   kKill,  // the whole exec is ended, killed_by "disconnect"
   kKeep,  // it goes on; the same as ExecRequest.detached for this rule
 };
 
-// One follower of one exec: a client that is connected and reads its output. While any exists and the exec runs, the
-// sandbox is active (idle time does not pass) and, under ttl_waits_for_exec, its TTL waits. Destroying it means that the
-// follower has vanished. Any thread may destroy it, also while an Exec or Poll that was given it is under way (these read
-// nothing of it once they have first waited); it may outlive the sandbox but not the EdgeApi.
+// One follower of one exec: a client that is connected and reads its output. While any exists and
+// the exec runs, the sandbox is active (idle time does not pass) and, under ttl_waits_for_exec, its
+// TTL waits. Destroying it means that the follower has vanished. Any thread may destroy it, also
+// while an Exec or Poll that was given it is under way (these read nothing of it once they have
+// first waited); it may outlive the sandbox but not the EdgeApi.
 class Attachment {
  public:
   virtual ~Attachment() = default;
-  // The follower leaves in order: it saw the end, or the exec never started. Its destruction then has no effect.
+  // The follower leaves in order: it saw the end, or the exec never started. Its destruction then
+  // has no effect.
   virtual void Finish() = 0;
 };
 
-// Stands for the reply of one Create until that has reached the client. When every Claim of a sandbox was destroyed without
-// Delivered, nobody knows its id: unless a repeat of the request_id is delivered or an exec or file call comes within the
-// claim grace (60 s), the sandbox is ended with cause "unclaimed". Same threads and life as Attachment.
+// Stands for the reply of one Create until that has reached the client. When every Claim of a
+// sandbox was destroyed without Delivered, nobody knows its id: unless a repeat of the request_id
+// is delivered or an exec or file call comes within the claim grace (60 s), the sandbox is ended
+// with cause "unclaimed". Same threads and life as Attachment.
 class Claim {
  public:
   virtual ~Claim() = default;
@@ -46,12 +49,14 @@ struct Created {
   std::unique_ptr<Claim> claim;  // null when the sandbox has ended
 };
 
-// The node agent as the apiserver sees it. Every call may be made from any shard, resumes on the caller's and is bounded
-// by `deadline`; a call that was abandoned half-way by its deadline is carried to a definite end by the edge.
+// The node agent as the apiserver sees it. Every call may be made from any shard, resumes on the
+// caller's and is bounded by `deadline`; a call that was abandoned half-way by its deadline is
+// carried to a definite end by the edge.
 //
 // Errors that hold for every call on a sandbox:
-//   kNotFound          sandbox.not_found          never existed here, or its record has passed the retention time
-//   kGone              sandbox.ended.<cause>      has ended, or is about to by another cause than user_stop; Get still answers
+//   kNotFound          sandbox.not_found          never existed here, or its record has passed the
+//   retention time kGone              sandbox.ended.<cause>      has ended, or is about to by
+//   another cause than user_stop; Get still answers
 //                                                with the Termination
 //   kConflict          sandbox.not_ready          pending or starting
 //   kConflict          sandbox.stopping           stopping because somebody asked for it
@@ -63,46 +68,51 @@ class EdgeApi {
 
   // --- sandboxes ---
 
-  // Answers when the sandbox is RUNNING. A repeat of request_id with the same spec joins the create under way or answers
-  // the sandbox that it made, ended or not (`existed`); with another spec kAlreadyExists create.request_id_reused. A name in
-  // use by a live sandbox: kAlreadyExists sandbox.name_in_use. No room: kResourceExhausted capacity.<resource>, nothing is
-  // recorded (see RetryAfter). Deleted while it was being made: kGone. A create that failed leaves an ended record but does
-  // not use up its request_id: the same request may be sent again. It goes on when the deadline of the caller passes.
+  // Answers when the sandbox is RUNNING. A repeat of request_id with the same spec joins the create
+  // under way or answers the sandbox that it made, ended or not (`existed`); with another spec
+  // kAlreadyExists create.request_id_reused. A name in use by a live sandbox: kAlreadyExists
+  // sandbox.name_in_use. No room: kResourceExhausted capacity.<resource>, nothing is recorded (see
+  // RetryAfter). Deleted while it was being made: kGone. A create that failed leaves an ended
+  // record but does not use up its request_id: the same request may be sent again. It goes on when
+  // the deadline of the caller passes.
   virtual runtime::Task<Created> Create(v1::CreateRequest request, runtime::Deadline deadline) = 0;
 
   // Live and ended; reads are not activity.
   virtual runtime::Task<v1::SandboxView> Get(SandboxId id, runtime::Deadline deadline) = 0;
-  // In order of id, which is order of creation. A token continues after the last id of its page: whatever lives throughout
-  // is seen exactly once. kInvalidArgument list.page_token / list.page_size.
+  // In order of id, which is order of creation. A token continues after the last id of its page:
+  // whatever lives throughout is seen exactly once. kInvalidArgument list.page_token /
+  // list.page_size.
   virtual runtime::Task<v1::ListPage> List(v1::ListRequestAll request,
                                            runtime::Deadline deadline) = 0;
-  // From every state, any number of times; an ended sandbox is answered as it is. With `wait` the reply comes when nothing
-  // of it is left on the host, else when the stop is on record. kDeadlineExceeded sandbox.stuck: something would not die
-  // yet; the edge keeps trying and the record says so.
+  // From every state, any number of times; an ended sandbox is answered as it is. With `wait` the
+  // reply comes when nothing of it is left on the host, else when the stop is on record.
+  // kDeadlineExceeded sandbox.stuck: something would not die yet; the edge keeps trying and the
+  // record says so.
   virtual runtime::Task<v1::SandboxView> Delete(v1::DeleteRequest request,
                                                 runtime::Deadline deadline) = 0;
   virtual runtime::Task<v1::SandboxView> Renew(v1::RenewRequest request,
                                                runtime::Deadline deadline) = 0;
   // Usage now; of an ended sandbox the final figures.
   virtual runtime::Task<v1::Usage> Stats(SandboxId id, runtime::Deadline deadline) = 0;
-  // Events after after_seq in order; waits up to wait_ms for the first. An ended sandbox with nothing further answers at
-  // once with an empty list. When retention has dropped events just after after_seq, the first event answered has a later
-  // seq: the gap is visible.
+  // Events after after_seq in order; waits up to wait_ms for the first. An ended sandbox with
+  // nothing further answers at once with an empty list. When retention has dropped events just
+  // after after_seq, the first event answered has a later seq: the gap is visible.
   virtual runtime::Task<v1::EventsReply> Events(v1::EventsRequest request,
                                                 runtime::Deadline deadline) = 0;
   virtual runtime::Task<v1::NodeInfo> Node(runtime::Deadline deadline) = 0;
 
   // --- execs ---
 
-  // Made before Exec or Poll of the same op and kept for as long as the client is connected. `rule` is the rule of a new
-  // exec; an op that already has one keeps it.
+  // Made before Exec or Poll of the same op and kept for as long as the client is connected. `rule`
+  // is the rule of a new exec; an op that already has one keeps it.
   virtual runtime::Task<std::unique_ptr<Attachment>> Attach(SandboxId id, std::string op_id,
                                                             OnDisconnect rule,
                                                             runtime::Deadline deadline) = 0;
-  // op_id is required (the apiserver makes one up for a caller that gave none). A wait longer than the deadline is cut to it.
-  // With a follower (may be null; the same object as Attach gave, of this sandbox and op), the end of the sandbox is answered
-  // as a result of kind END_SANDBOX_ENDED whose killed_by is the cause (END_KILLED by "stop" for a stop that was asked
-  // for) and not as kGone.
+  // op_id is required (the apiserver makes one up for a caller that gave none). A wait longer than
+  // the deadline is cut to it. With a follower (may be null; the same object as Attach gave, of
+  // this sandbox and op), the end of the sandbox is answered as a result of kind END_SANDBOX_ENDED
+  // whose killed_by is the cause (END_KILLED by "stop" for a stop that was asked for) and not as
+  // kGone.
   virtual runtime::Task<v1::ExecReply> Exec(SandboxId id, v1::ExecRequest request,
                                             Attachment* follower, runtime::Deadline deadline) = 0;
   virtual runtime::Task<v1::ExecReply> Poll(SandboxId id, v1::PollRequest request,
@@ -151,7 +161,8 @@ class EdgeApi {
                                                           runtime::Deadline deadline) = 0;
 };
 
-// How long a client should wait before it repeats a request that failed with `error`; for the Retry-After header.
+// How long a client should wait before it repeats a request that failed with `error`; for the
+// Retry-After header.
 std::chrono::seconds RetryAfter(const Error& error);
 
 }  // namespace dsec::edge

@@ -31,8 +31,9 @@ Result<void> CheckCreate(const v1::CreateRequest& request, const NodeId& node) {
   DSEC_TRY(const auto id, ParseSandboxId(request.sandbox_id()));
   DSEC_TRY(const auto owner, NodeOf(id));
   if (owner != node) {
-    return Error(Code::kInvalidArgument, "create.sandbox_id",
-                 fmt::format("{} is an id of node {}, this is {}", id.str(), owner.str(), node.str()))
+    return Error(
+               Code::kInvalidArgument, "create.sandbox_id",
+               fmt::format("{} is an id of node {}, this is {}", id.str(), owner.str(), node.str()))
         .WithField("sandbox_id");
   }
   return Ok();
@@ -47,8 +48,9 @@ Error RequestReused(const v1::SandboxRecord& record) {
 void AddPhase(v1::SandboxRecord& record, std::string_view name, MonoTime start) {
   v1::PhaseTime* phase = record.add_phases();
   phase->set_phase(std::string(name));
-  phase->set_micros(static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start).count()));
+  phase->set_micros(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                              std::chrono::steady_clock::now() - start)
+                                              .count()));
 }
 
 Activity::Rules RulesOf(const v1::SandboxRecord& record) {
@@ -61,8 +63,8 @@ Activity::Rules RulesOf(const v1::SandboxRecord& record) {
 
 }  // namespace
 
-// Lets the backend write the record for as long as its Create runs and not a moment longer: a helper thread that outlives the
-// deadline of the create must not overwrite what came after it.
+// Lets the backend write the record for as long as its Create runs and not a moment longer: a
+// helper thread that outlives the deadline of the create must not overwrite what came after it.
 struct CreateJournal {
   std::mutex mutex;
   bool open = true;
@@ -78,9 +80,10 @@ class Edge::Delivery final : public Claim {
  public:
   Delivery(Edge* edge, SandboxPtr sandbox) : edge_(edge), sandbox_(std::move(sandbox)) {}
   ~Delivery() override {
-    boost::asio::post(sandbox_->executor(), [edge = edge_, sandbox = sandbox_, delivered = delivered_] {
-      edge->ClaimSettled(sandbox, delivered);
-    });
+    boost::asio::post(sandbox_->executor(),
+                      [edge = edge_, sandbox = sandbox_, delivered = delivered_] {
+                        edge->ClaimSettled(sandbox, delivered);
+                      });
   }
   void Delivered() override { delivered_ = true; }
 
@@ -128,8 +131,8 @@ runtime::Task<Created> Edge::Create(v1::CreateRequest request, runtime::Deadline
   sandbox->ticket = std::make_shared<FairQueue::Ticket>(executor);
   DSEC_CO_TRY(auto holder, registry_.Enter(sandbox));
   if (holder == sandbox) {
-    const auto room_by = runtime::Deadline::After(std::chrono::milliseconds(
-        std::min<uint64_t>(request.capacity_wait_ms(), 3'600'000)));
+    const auto room_by = runtime::Deadline::After(
+        std::chrono::milliseconds(std::min<uint64_t>(request.capacity_wait_ms(), 3'600'000)));
     if (!runtime::Spawn(calls_, executor, RunCreate(sandbox, room_by))) {
       registry_.Remove(*sandbox);
       co_return StoppingError();
@@ -139,22 +142,26 @@ runtime::Task<Created> Edge::Create(v1::CreateRequest request, runtime::Deadline
   co_return co_await Join(std::move(holder), std::move(digest), existed, deadline);
 }
 
-runtime::Task<Created> Edge::Join(SandboxPtr sandbox, std::string digest, bool existed, runtime::Deadline deadline) {
+runtime::Task<Created> Edge::Join(SandboxPtr sandbox, std::string digest, bool existed,
+                                  runtime::Deadline deadline) {
   const auto record = sandbox->record();
   if (record->request_digest() != digest) co_return RequestReused(*record);
   const auto executor = sandbox->executor();
   co_return co_await runtime::On(executor, JoinHere(std::move(sandbox), existed, deadline));
 }
 
-runtime::Task<Created> Edge::JoinHere(SandboxPtr sandbox, bool existed, runtime::Deadline deadline) {
+runtime::Task<Created> Edge::JoinHere(SandboxPtr sandbox, bool existed,
+                                      runtime::Deadline deadline) {
   {
     ++sandbox->joiners;
     const OnExit leave([&sandbox] { --sandbox->joiners; });
     while (!sandbox->create_done) {
       auto woken = co_await sandbox->WaitChange(deadline);
       if (!woken.ok() && woken.error().code() == Code::kDeadlineExceeded) {
-        co_return Error(Code::kDeadlineExceeded, "create.deadline",
-                        fmt::format("{} is not ready yet; the create goes on: repeat the request_id", sandbox->id()));
+        co_return Error(
+            Code::kDeadlineExceeded, "create.deadline",
+            fmt::format("{} is not ready yet; the create goes on: repeat the request_id",
+                        sandbox->id()));
       }
       if (!woken.ok()) co_return std::move(woken).error();
     }
@@ -174,7 +181,8 @@ runtime::Task<Created> Edge::JoinHere(SandboxPtr sandbox, bool existed, runtime:
 void Edge::ClaimSettled(const SandboxPtr& sandbox, bool delivered) {
   --sandbox->claims;
   sandbox->delivered |= delivered;
-  if (sandbox->delivered || sandbox->claims > 0 || sandbox->joiners > 0 || sandbox->state() != v1::STATE_RUNNING) {
+  if (sandbox->delivered || sandbox->claims > 0 || sandbox->joiners > 0 ||
+      sandbox->state() != v1::STATE_RUNNING) {
     return;
   }
   SetClaim(sandbox, NowMs() + options_.claim_grace.count());
@@ -188,7 +196,8 @@ void Edge::SetClaim(const SandboxPtr& sandbox, int64_t until_ms) {
 }
 
 void Edge::LiftClaim(const SandboxPtr& sandbox) {
-  if (sandbox->activity.has_value() && sandbox->activity->rules().claim_until_ms != 0) SetClaim(sandbox, 0);
+  if (sandbox->activity.has_value() && sandbox->activity->rules().claim_until_ms != 0)
+    SetClaim(sandbox, 0);
 }
 
 boost::asio::awaitable<void> Edge::RunCreate(SandboxPtr sandbox, runtime::Deadline room_by) {
@@ -200,12 +209,14 @@ boost::asio::awaitable<void> Edge::RunCreate(SandboxPtr sandbox, runtime::Deadli
     co_return;
   }
   metrics_.Creates("ok").Add();
-  metrics_.create_seconds.Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  metrics_.create_seconds.Observe(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   const auto record = sandbox->record();
   for (const v1::PhaseTime& phase : record->phases()) {
     metrics_.CreatePhase(phase.phase()).Observe(static_cast<double>(phase.micros()) * 1e-6);
   }
-  log::Info("sandbox.running", {{"sandbox_id", sandbox->id()}, {"request_id", record->request_id()}});
+  log::Info("sandbox.running",
+            {{"sandbox_id", sandbox->id()}, {"request_id", record->request_id()}});
 }
 
 runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room_by) {
@@ -218,7 +229,8 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   auto entered = co_await room_queue_.Enter(sandbox->ticket, std::move(take), room_by);
   metrics_.waiting_for_room.Add(-1);
   if (!entered.ok()) {
-    if (entered.error().code() == Code::kResourceExhausted) metrics_.Refusals(entered.error().reason()).Add();
+    if (entered.error().code() == Code::kResourceExhausted)
+      metrics_.Refusals(entered.error().reason()).Add();
     co_return entered;
   }
   metrics_.live.Set(static_cast<double>(admission_.live()));
@@ -227,7 +239,8 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   auto turn = co_await turns_.Acquire(sandbox->ticket, turn_by);
   metrics_.waiting_for_turn.Add(-1);
   if (!turn.ok()) {
-    if (turn.error().code() == Code::kResourceExhausted) metrics_.Refusals(turn.error().reason()).Add();
+    if (turn.error().code() == Code::kResourceExhausted)
+      metrics_.Refusals(turn.error().reason()).Add();
     co_return std::move(turn).error();
   }
   sandbox->ticket = nullptr;
@@ -243,8 +256,9 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   const MonoTime record_start = std::chrono::steady_clock::now();
   auto inserted = co_await SaveNew(sandbox, std::move(events));
   if (!inserted.ok() && inserted.error().reason() == "store.constraint") {
-    co_return Error(Code::kUnavailable, "create.raced",
-                    "a sandbox of the same request_id ended at this very moment: repeat the request");
+    co_return Error(
+        Code::kUnavailable, "create.raced",
+        "a sandbox of the same request_id ended at this very moment: repeat the request");
   }
   if (!inserted.ok()) co_return inserted;
   sandbox->recorded = true;
@@ -252,10 +266,13 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   made = *sandbox->record();
   AddPhase(made, "record", record_start);
 
-  // Runs on whatever thread the backend works on. Nobody else writes this record before the create has come back.
+  // Runs on whatever thread the backend works on. Nobody else writes this record before the create
+  // has come back.
   const auto gate = std::make_shared<CreateJournal>();
-  sandbox::Journal journal = [this, sandbox, gate](const v1::SandboxRecord& record) -> Result<void> {
-    if (sandbox->doomed()) return Error(Code::kCancelled, "create.deleted", "the sandbox is to be deleted");
+  sandbox::Journal journal = [this, sandbox,
+                              gate](const v1::SandboxRecord& record) -> Result<void> {
+    if (sandbox->doomed())
+      return Error(Code::kCancelled, "create.deleted", "the sandbox is to be deleted");
     DSEC_FAULT_POINT("edge.create.before_journal");
     std::lock_guard lock(gate->mutex);
     if (!gate->open) return Error(Code::kCancelled, "create.over", "the create has been given up");
@@ -264,7 +281,8 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
     return Ok();
   };
   DSEC_CO_TRY(auto* const backend, BackendFor(made.spec().backend()));
-  auto instance = co_await backend->Create(made, std::move(journal), runtime::Deadline::After(options_.create_timeout));
+  auto instance = co_await backend->Create(made, std::move(journal),
+                                           runtime::Deadline::After(options_.create_timeout));
   gate->Close();
   sandbox->place.Settle();
   // What exists on the host by now must be known to what removes it.
@@ -273,13 +291,15 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
     co_return std::move(instance).error().Context("create {} within {} ms", sandbox->id(),
                                                   options_.create_timeout.count());
   }
-  if (sandbox->doomed()) co_return Error(Code::kCancelled, "create.deleted", "the sandbox is to be deleted");
+  if (sandbox->doomed())
+    co_return Error(Code::kCancelled, "create.deleted", "the sandbox is to be deleted");
   DSEC_CO_FAULT_POINT("edge.create.before_running");
 
   const int64_t now = NowMs();
   sandbox->Change([&](v1::SandboxRecord& record) {
     (void)model::Move(record, v1::STATE_RUNNING);
-    if (record.spec().ttl_ms() != 0) record.set_expires_unix_ms(now + static_cast<int64_t>(record.spec().ttl_ms()));
+    if (record.spec().ttl_ms() != 0)
+      record.set_expires_unix_ms(now + static_cast<int64_t>(record.spec().ttl_ms()));
     record.set_last_activity_unix_ms(now);
     if (sandbox->joiners == 0) record.set_claim_until_unix_ms(now + options_.claim_grace.count());
   });
@@ -296,10 +316,12 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   co_return Ok();
 }
 
-void Edge::Began(const SandboxPtr& sandbox, std::shared_ptr<sandbox::Instance> instance, int64_t now_ms) {
+void Edge::Began(const SandboxPtr& sandbox, std::shared_ptr<sandbox::Instance> instance,
+                 int64_t now_ms) {
   const auto record = sandbox->record();
   sandbox->instance = std::move(instance);
-  sandbox->activity.emplace(RulesOf(*record), static_cast<int64_t>(record->spec().ttl_ms()), now_ms);
+  sandbox->activity.emplace(RulesOf(*record), static_cast<int64_t>(record->spec().ttl_ms()),
+                            now_ms);
   Arm(sandbox);
   (void)runtime::Spawn(watchers_, sandbox->executor(), Monitor(sandbox, sandbox->instance));
   if (record->spec().entrypoint_size() > 0) {
@@ -333,7 +355,9 @@ boost::asio::awaitable<void> Edge::EndCreate(SandboxPtr sandbox, Error error) {
     std::vector<v1::Event> events;
     events.push_back(sandbox->NewEvent("created", sandbox->record()->created_unix_ms()));
     auto inserted = co_await SaveNew(sandbox, std::move(events));
-    if (!inserted.ok()) log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", inserted.error()}});
+    if (!inserted.ok())
+      log::Error("edge.record_not_saved",
+                 {{"sandbox_id", sandbox->id()}, {"error", inserted.error()}});
     sandbox->recorded = inserted.ok();
   }
   if (sandbox->recorded) {
@@ -344,7 +368,9 @@ boost::asio::awaitable<void> Edge::EndCreate(SandboxPtr sandbox, Error error) {
     std::vector<v1::Event> events;
     events.push_back(sandbox->NewEvent("state", NowMs()));
     auto saved = co_await Save(sandbox, std::move(events));
-    if (!saved.ok()) log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+    if (!saved.ok())
+      log::Error("edge.record_not_saved",
+                 {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
     sandbox->stop_recorded = saved.ok();
     if (saved.ok() && !HoldsRequest(*sandbox->record())) registry_.FreeRequest(*sandbox);
   }

@@ -7,10 +7,10 @@
 namespace dsec::edge::testing {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using std::chrono::milliseconds;
 
 class EdgeCreate : public EdgeFixture {};
 
@@ -32,7 +32,8 @@ TEST_F(EdgeCreate, NewRequest_RunsWithItsPhasesOnRecord) {
 TEST_F(EdgeCreate, SameRequestInParallel_IsOneSandbox) {
   Start();
   std::vector<std::future<Result<Created>>> pending;
-  for (int i = 0; i < 20; ++i) pending.push_back(Begin(edge_->Create(CreateRequestOf("r1"), Soon())));
+  for (int i = 0; i < 20; ++i)
+    pending.push_back(Begin(edge_->Create(CreateRequestOf("r1"), Soon())));
   std::set<std::string> ids;
   size_t fresh = 0;
   for (auto& one : pending) {
@@ -175,7 +176,8 @@ TEST_F(EdgeCreate, Burst_AllBecomeReadyAndAllGo) {
   for (int round = 0; round < 2; ++round) {
     std::vector<std::future<Result<Created>>> creates;
     for (int i = 0; i < 200; ++i) {
-      creates.push_back(Begin(edge_->Create(CreateRequestOf(fmt::format("r{}-{}", round, i)), Soon())));
+      creates.push_back(
+          Begin(edge_->Create(CreateRequestOf(fmt::format("r{}-{}", round, i)), Soon())));
     }
     std::vector<std::future<Result<v1::SandboxView>>> deletes;
     for (auto& create : creates) {
@@ -195,7 +197,8 @@ TEST_F(EdgeCreate, Burst_AllBecomeReadyAndAllGo) {
 TEST_F(EdgeCreate, CallerWithoutPatience_LeavesACreateThatARepeatFinds) {
   Start();
   ASSERT_TRUE(fault::Arm("fake.create.step=block*1").ok());
-  const auto late = Run(edge_->Create(CreateRequestOf("r1"), runtime::Deadline::After(milliseconds(5))));
+  const auto late =
+      Run(edge_->Create(CreateRequestOf("r1"), runtime::Deadline::After(milliseconds(5))));
   EXPECT_EQ(late.error().reason(), "create.deadline");
   fault::DisarmAll();
   Create("r1");
@@ -205,7 +208,8 @@ TEST_F(EdgeCreate, CallerWithoutPatience_LeavesACreateThatARepeatFinds) {
 TEST_F(EdgeCreate, ReplyThatNobodyTook_EndsTheSandboxAfterTheGrace) {
   Start();
   ASSERT_TRUE(fault::Arm("fake.create.step=block*1").ok());
-  const auto late = Run(edge_->Create(CreateRequestOf("r1"), runtime::Deadline::After(milliseconds(5))));
+  const auto late =
+      Run(edge_->Create(CreateRequestOf("r1"), runtime::Deadline::After(milliseconds(5))));
   EXPECT_FALSE(late.ok());
   fault::DisarmAll();
   v1::ListRequestAll all;
@@ -223,8 +227,12 @@ TEST_F(EdgeCreate, ReplyThatNobodyTook_EndsTheSandboxAfterTheGrace) {
 
 TEST_F(EdgeCreate, LostReply_IsForgivenByARepeatOrByUse) {
   Start();
-  { auto lost = Run(edge_->Create(CreateRequestOf("r1"), Soon())); }
-  { auto lost = Run(edge_->Create(CreateRequestOf("r2"), Soon())); }
+  {
+    auto lost = Run(edge_->Create(CreateRequestOf("r1"), Soon()));
+  }
+  {
+    auto lost = Run(edge_->Create(CreateRequestOf("r2"), Soon()));
+  }
   const std::string repeated = Create("r1");
   v1::ListRequestAll all;
   std::string used;

@@ -10,8 +10,8 @@
 
 namespace dsec::edge {
 
-// Things that want to be looked at when a wall-clock time has come. An entry is not taken back: the one who is looked at too
-// early enters itself again. Thread-safe; holds nothing alive.
+// Things that want to be looked at when a wall-clock time has come. An entry is not taken back: the
+// one who is looked at too early enters itself again. Thread-safe; holds nothing alive.
 template <typename T>
 class DueQueue {
  public:

@@ -48,12 +48,14 @@ Result<void> SaveBootId(const std::string& path, const std::string& id) {
   return Ok();
 }
 
-Result<std::unique_ptr<RecordStore>> OpenStore(const EdgeOptions& options, const std::string& boot_id) {
+Result<std::unique_ptr<RecordStore>> OpenStore(const EdgeOptions& options,
+                                               const std::string& boot_id) {
   const std::string path = options.state_dir + "/edge.db";
   const std::string boot_path = options.state_dir + "/boot_id";
   const bool rebooted = LastBootId(boot_path) != boot_id;
   auto store = RecordStore::Open(path);
-  // A crash of the host may leave a torn file, since nothing is synced. The whole of it is read only then.
+  // A crash of the host may leave a torn file, since nothing is synced. The whole of it is read
+  // only then.
   if (store.ok() && rebooted) {
     if (auto verified = (*store)->Verify(); !verified.ok()) store = std::move(verified).error();
   }
@@ -61,14 +63,17 @@ Result<std::unique_ptr<RecordStore>> OpenStore(const EdgeOptions& options, const
     log::Error("edge.store_set_aside", {{"path", path}, {"error", store.error()}});
     std::error_code error;
     std::filesystem::rename(path, path + ".damaged", error);
-    if (error) return Error(Code::kUnavailable, "store.io", fmt::format("rename {}: {}", path, error.message()));
+    if (error)
+      return Error(Code::kUnavailable, "store.io",
+                   fmt::format("rename {}: {}", path, error.message()));
     std::filesystem::remove(path + "-wal", error);
     store = RecordStore::Open(path);
   }
   if (!store.ok()) {
     if (store.error().reason() == "store.corrupt") {
-      return std::move(store).Context("the records of this node are damaged; `dsec purge` ends all of its sandboxes "
-                                      "and starts afresh");
+      return std::move(store).Context(
+          "the records of this node are damaged; `dsec purge` ends all of its sandboxes "
+          "and starts afresh");
     }
     return store;
   }
@@ -101,25 +106,30 @@ bool WantsEnded(const v1::ListRequestAll& request) {
 
 }  // namespace
 
-Result<std::unique_ptr<Edge>> Edge::Open(EdgeOptions options, runtime::Shards& shards, Backends backends) {
+Result<std::unique_ptr<Edge>> Edge::Open(EdgeOptions options, runtime::Shards& shards,
+                                         Backends backends) {
   DSEC_TRY(auto boot_id, ReadBootId(options.proc_root));
   DSEC_TRY(auto store, OpenStore(options, boot_id));
-  std::unique_ptr<Edge> edge(new Edge(std::move(options), shards, std::move(backends), std::move(store)));
+  std::unique_ptr<Edge> edge(
+      new Edge(std::move(options), shards, std::move(backends), std::move(store)));
   edge->boot_id_ = std::move(boot_id);
   return edge;
 }
 
-Edge::Edge(EdgeOptions options, runtime::Shards& shards, Backends backends, std::unique_ptr<RecordStore> store)
+Edge::Edge(EdgeOptions options, runtime::Shards& shards, Backends backends,
+           std::unique_ptr<RecordStore> store)
     : options_(std::move(options)),
       shards_(shards),
       backends_(std::move(backends)),
       metrics_(*options_.metrics),
       store_(std::move(store)),
       room_queue_("capacity.queue", options_.admission.max_waiting, kRoomRetry),
-      turns_("capacity.creates", options_.admission.creates_at_once, options_.admission.max_waiting),
+      turns_("capacity.creates", options_.admission.creates_at_once,
+             options_.admission.max_waiting),
       adoptions_("capacity.adoptions", kAdoptionsAtOnce, SIZE_MAX),
       admission_(
-          options_.admission, [this] { return ReadHostMeters(options_.proc_root, options_.disk_paths); },
+          options_.admission,
+          [this] { return ReadHostMeters(options_.proc_root, options_.disk_paths); },
           *options_.clock,
           [this] {
             metrics_.live.Set(static_cast<double>(admission_.live()));
@@ -204,7 +214,8 @@ runtime::Task<void> Edge::SaveNew(SandboxPtr sandbox, std::vector<v1::Event> eve
   return SaveBy(std::move(sandbox), std::move(record), std::move(events), true);
 }
 
-runtime::Task<void> Edge::SaveBy(SandboxPtr sandbox, std::shared_ptr<const v1::SandboxRecord> record,
+runtime::Task<void> Edge::SaveBy(SandboxPtr sandbox,
+                                 std::shared_ptr<const v1::SandboxRecord> record,
                                  std::vector<v1::Event> events, bool fresh) {
   if (!sandbox->unsaved.empty()) {
     events.insert(events.begin(), std::make_move_iterator(sandbox->unsaved.begin()),
@@ -230,7 +241,8 @@ runtime::Task<void> Edge::SaveBy(SandboxPtr sandbox, std::shared_ptr<const v1::S
     auto& unsaved = sandbox->unsaved;
     unsaved.insert(unsaved.begin(), shared->begin(), shared->end());
     if (unsaved.size() > kMaxUnsaved) {
-      log::Error("edge.events_lost", {{"sandbox_id", sandbox->id()}, {"count", unsaved.size() - kMaxUnsaved}});
+      log::Error("edge.events_lost",
+                 {{"sandbox_id", sandbox->id()}, {"count", unsaved.size() - kMaxUnsaved}});
       unsaved.resize(kMaxUnsaved);
     }
   }
@@ -245,7 +257,8 @@ void Edge::Emit(const SandboxPtr& sandbox, v1::Event event) {
 
 boost::asio::awaitable<void> Edge::EmitLater(SandboxPtr sandbox, std::vector<v1::Event> events) {
   auto saved = co_await Save(sandbox, std::move(events));
-  if (!saved.ok()) log::Error("edge.event_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+  if (!saved.ok())
+    log::Error("edge.event_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
 }
 
 // --- time ---
@@ -312,7 +325,8 @@ runtime::Task<v1::SandboxView> Edge::Get(SandboxId id, runtime::Deadline) {
 
 runtime::Task<v1::SandboxView> Edge::GetHere(SandboxPtr sandbox) {
   v1::SandboxView view = ViewOf(*sandbox);
-  if (sandbox->activity.has_value()) view.set_execs_running(sandbox->activity->RunningExecs().size());
+  if (sandbox->activity.has_value())
+    view.set_execs_running(sandbox->activity->RunningExecs().size());
   co_return view;
 }
 
@@ -320,14 +334,17 @@ runtime::Task<v1::ListPage> Edge::List(v1::ListRequestAll request, runtime::Dead
   constexpr size_t kChunk = 200;
   const size_t page_size = request.page_size() == 0 ? 100 : request.page_size();
   if (page_size > 1000) {
-    co_return Error(Code::kInvalidArgument, "list.page_size", fmt::format("{} is not in 1..1000", page_size))
+    co_return Error(Code::kInvalidArgument, "list.page_size",
+                    fmt::format("{} is not in 1..1000", page_size))
         .WithField("page_size");
   }
   if (!request.page_token().empty() && !ParseSandboxId(request.page_token()).ok()) {
-    co_return Error(Code::kInvalidArgument, "list.page_token", "is not a token that a list gave out")
+    co_return Error(Code::kInvalidArgument, "list.page_token",
+                    "is not a token that a list gave out")
         .WithField("page_token");
   }
-  // One more than the page tells whether there is a next one. What ends between the two reads is in both.
+  // One more than the page tells whether there is a next one. What ends between the two reads is in
+  // both.
   std::map<std::string, v1::SandboxRecord> found;
   std::string after = request.page_token();
   for (bool more = true; more && found.size() <= page_size;) {
@@ -343,7 +360,8 @@ runtime::Task<v1::ListPage> Edge::List(v1::ListRequestAll request, runtime::Dead
     size_t ended = 0;
     after = request.page_token();
     for (bool more = true; more && ended <= page_size;) {
-      if (deadline.Expired()) co_return Error(Code::kDeadlineExceeded, "list.deadline", "the list took too long");
+      if (deadline.Expired())
+        co_return Error(Code::kDeadlineExceeded, "list.deadline", "the list took too long");
       auto read = [this, after] { return store_->EndedAfter(after, kChunk); };
       auto chunk = co_await store_thread_->Run(std::move(read), deadline);
       if (!chunk.ok()) co_return std::move(chunk).error();
@@ -381,14 +399,16 @@ runtime::Task<v1::SandboxView> Edge::RenewHere(SandboxPtr sandbox, v1::RenewRequ
   v1::SandboxSpec spec = sandbox->record()->spec();
   if (request.has_ttl_ms()) spec.set_ttl_ms(request.ttl_ms());
   if (request.has_idle_ms()) spec.set_idle_ms(request.idle_ms());
-  // The rules for the two are those of a create; what Normalize fills in for 0 is not wanted: here 0 means none.
+  // The rules for the two are those of a create; what Normalize fills in for 0 is not wanted: here
+  // 0 means none.
   v1::SandboxSpec checked = spec;
   DSEC_CO_TRY(auto* const backend, BackendFor(spec.backend()));
   DSEC_CO_TRY_VOID(backend->Normalize(checked));
   Activity& activity = *sandbox->activity;
   const int64_t expires =
-      request.has_ttl_ms() ? (request.ttl_ms() == 0 ? 0 : now + static_cast<int64_t>(request.ttl_ms()))
-                           : sandbox->record()->expires_unix_ms();
+      request.has_ttl_ms()
+          ? (request.ttl_ms() == 0 ? 0 : now + static_cast<int64_t>(request.ttl_ms()))
+          : sandbox->record()->expires_unix_ms();
   activity.SetTtl(static_cast<int64_t>(spec.ttl_ms()), expires);
   activity.SetIdle(static_cast<int64_t>(spec.idle_ms()));
   activity.CallBegan(now);
@@ -423,13 +443,15 @@ runtime::Task<v1::Usage> Edge::StatsHere(SandboxPtr sandbox) {
 }
 
 runtime::Task<v1::EventsReply> Edge::Events(v1::EventsRequest request, runtime::Deadline deadline) {
-  const auto wait = runtime::Deadline::After(std::chrono::milliseconds(std::min<uint64_t>(request.wait_ms(), 600'000)));
+  const auto wait = runtime::Deadline::After(
+      std::chrono::milliseconds(std::min<uint64_t>(request.wait_ms(), 600'000)));
   const auto until = deadline.Sooner(wait);
   const uint64_t limit = std::clamp<uint64_t>(request.max_events(), 1, 1000);
   const std::string id = request.id();
   EventHub::Subscription subscription(hub_, id, co_await boost::asio::this_coro::executor);
   while (true) {
-    // Looked at before the events are read: the last event of a sandbox is saved before it leaves the registry.
+    // Looked at before the events are read: the last event of a sandbox is saved before it leaves
+    // the registry.
     const bool live = id.empty() || registry_.Find(id) != nullptr;
     const uint64_t after = request.after_seq();
     auto read = [this, id, after, limit] { return store_->Events(id, after, limit); };
@@ -456,7 +478,8 @@ runtime::Task<v1::NodeInfo> Edge::Node(runtime::Deadline) {
   info.set_node_id(options_.node_id.str());
   info.set_version(options_.version);
   for (const auto& [kind, backend] : backends_) {
-    for (v1::Capability& capability : backend->Capabilities()) *info.add_capabilities() = std::move(capability);
+    for (v1::Capability& capability : backend->Capabilities())
+      *info.add_capabilities() = std::move(capability);
   }
   info.set_live(admission_.live());
   info.set_capacity(options_.admission.max_sandboxes);

@@ -29,29 +29,34 @@ namespace dsec::edge {
 // What Start found.
 struct StartReport {
   uint64_t adopted = 0;
-  uint64_t ended = 0;        // on record as live, but not
-  uint64_t unanswered = 0;   // alive, but did not answer yet; tried further in the background
-  uint64_t repairs = 0;      // host things that no record owned
+  uint64_t ended = 0;       // on record as live, but not
+  uint64_t unanswered = 0;  // alive, but did not answer yet; tried further in the background
+  uint64_t repairs = 0;     // host things that no record owned
 };
 
-// The node agent. Each sandbox lives on the shard that its id hashes to; what concerns several is in the thread-safe members.
-// A step that makes or removes something on the host is on record before it is taken.
+// The node agent. Each sandbox lives on the shard that its id hashes to; what concerns several is
+// in the thread-safe members. A step that makes or removes something on the host is on record
+// before it is taken.
 //
-// Life: Open, Start, calls, Stop; then the owner stops the shards, calls LetGo, destroys the shards and last this object.
-// Without Stop the same order is a crash, from which the next Start recovers.
+// Life: Open, Start, calls, Stop; then the owner stops the shards, calls LetGo, destroys the shards
+// and last this object. Without Stop the same order is a crash, from which the next Start recovers.
 class Edge final : public EdgeApi {
  public:
   // By kind; they outlive the Edge.
   using Backends = std::map<v1::Backend, sandbox::Backend*>;
 
-  // Opens <state_dir>/edge.db. Errors of RecordStore::Open: a damaged store is an error unless the host has restarted since
-  // (nothing that it names can be alive then): it is set aside as edge.db.damaged and logged.
-  static Result<std::unique_ptr<Edge>> Open(EdgeOptions options, runtime::Shards& shards, Backends backends);
+  // Opens <state_dir>/edge.db. Errors of RecordStore::Open: a damaged store is an error unless the
+  // host has restarted since (nothing that it names can be alive then): it is set aside as
+  // edge.db.damaged and logged.
+  static Result<std::unique_ptr<Edge>> Open(EdgeOptions options, runtime::Shards& shards,
+                                            Backends backends);
   ~Edge() override;
 
-  // Adopts what is alive, ends what is not, sweeps the host; then timers and reconciliation run. Not from a shard of `shards`.
+  // Adopts what is alive, ends what is not, sweeps the host; then timers and reconciliation run.
+  // Not from a shard of `shards`.
   Result<StartReport> Start();
-  // Takes no more calls and waits for those under way, creates and stops too, until `deadline`. Sandboxes go on.
+  // Takes no more calls and waits for those under way, creates and stops too, until `deadline`.
+  // Sandboxes go on.
   runtime::Task<void> Stop(runtime::Deadline deadline);
   // Ends every sandbox (cause user_stop, who "edge") and waits for it until `deadline`.
   runtime::Task<void> StopSandboxes(std::chrono::milliseconds grace, runtime::Deadline deadline);
@@ -66,13 +71,17 @@ class Edge final : public EdgeApi {
   runtime::Task<Created> Create(v1::CreateRequest request, runtime::Deadline deadline) override;
   runtime::Task<v1::SandboxView> Get(SandboxId id, runtime::Deadline deadline) override;
   runtime::Task<v1::ListPage> List(v1::ListRequestAll request, runtime::Deadline deadline) override;
-  runtime::Task<v1::SandboxView> Delete(v1::DeleteRequest request, runtime::Deadline deadline) override;
-  runtime::Task<v1::SandboxView> Renew(v1::RenewRequest request, runtime::Deadline deadline) override;
+  runtime::Task<v1::SandboxView> Delete(v1::DeleteRequest request,
+                                        runtime::Deadline deadline) override;
+  runtime::Task<v1::SandboxView> Renew(v1::RenewRequest request,
+                                       runtime::Deadline deadline) override;
   runtime::Task<v1::Usage> Stats(SandboxId id, runtime::Deadline deadline) override;
-  runtime::Task<v1::EventsReply> Events(v1::EventsRequest request, runtime::Deadline deadline) override;
+  runtime::Task<v1::EventsReply> Events(v1::EventsRequest request,
+                                        runtime::Deadline deadline) override;
   runtime::Task<v1::NodeInfo> Node(runtime::Deadline deadline) override;
 
-  runtime::Task<std::unique_ptr<Attachment>> Attach(SandboxId id, std::string op_id, OnDisconnect rule,
+  runtime::Task<std::unique_ptr<Attachment>> Attach(SandboxId id, std::string op_id,
+                                                    OnDisconnect rule,
                                                     runtime::Deadline deadline) override;
   runtime::Task<v1::ExecReply> Exec(SandboxId id, v1::ExecRequest request, Attachment* follower,
                                     runtime::Deadline deadline) override;
@@ -80,21 +89,35 @@ class Edge final : public EdgeApi {
                                     runtime::Deadline deadline) override;
   runtime::Task<v1::StdinReply> WriteStdin(SandboxId id, v1::StdinRequest request,
                                            runtime::Deadline deadline) override;
-  runtime::Task<void> Signal(SandboxId id, v1::SignalRequest request, runtime::Deadline deadline) override;
-  runtime::Task<void> Resize(SandboxId id, v1::ResizeRequest request, runtime::Deadline deadline) override;
-  runtime::Task<void> Ack(SandboxId id, v1::AckRequest request, runtime::Deadline deadline) override;
+  runtime::Task<void> Signal(SandboxId id, v1::SignalRequest request,
+                             runtime::Deadline deadline) override;
+  runtime::Task<void> Resize(SandboxId id, v1::ResizeRequest request,
+                             runtime::Deadline deadline) override;
+  runtime::Task<void> Ack(SandboxId id, v1::AckRequest request,
+                          runtime::Deadline deadline) override;
   runtime::Task<v1::ListExecsReply> ListExecs(SandboxId id, runtime::Deadline deadline) override;
-  runtime::Task<v1::ListSessionsReply> ListSessions(SandboxId id, runtime::Deadline deadline) override;
-  runtime::Task<void> CloseSession(SandboxId id, v1::SessionRequest request, runtime::Deadline deadline) override;
-  runtime::Task<v1::FileInfo> StatFile(SandboxId id, v1::PathRequest request, runtime::Deadline deadline) override;
-  runtime::Task<v1::ListReply> ListFiles(SandboxId id, v1::ListRequest request, runtime::Deadline deadline) override;
-  runtime::Task<v1::ReadReply> ReadFile(SandboxId id, v1::ReadRequest request, runtime::Deadline deadline) override;
-  runtime::Task<v1::WriteReply> WriteFile(SandboxId id, v1::WriteRequest request, runtime::Deadline deadline) override;
-  runtime::Task<void> Mkdir(SandboxId id, v1::MkdirRequest request, runtime::Deadline deadline) override;
-  runtime::Task<void> Move(SandboxId id, v1::MoveRequest request, runtime::Deadline deadline) override;
-  runtime::Task<void> Remove(SandboxId id, v1::RemoveRequest request, runtime::Deadline deadline) override;
-  runtime::Task<void> Chmod(SandboxId id, v1::ChmodRequest request, runtime::Deadline deadline) override;
-  runtime::Task<v1::WatchReply> Watch(SandboxId id, v1::WatchRequest request, runtime::Deadline deadline) override;
+  runtime::Task<v1::ListSessionsReply> ListSessions(SandboxId id,
+                                                    runtime::Deadline deadline) override;
+  runtime::Task<void> CloseSession(SandboxId id, v1::SessionRequest request,
+                                   runtime::Deadline deadline) override;
+  runtime::Task<v1::FileInfo> StatFile(SandboxId id, v1::PathRequest request,
+                                       runtime::Deadline deadline) override;
+  runtime::Task<v1::ListReply> ListFiles(SandboxId id, v1::ListRequest request,
+                                         runtime::Deadline deadline) override;
+  runtime::Task<v1::ReadReply> ReadFile(SandboxId id, v1::ReadRequest request,
+                                        runtime::Deadline deadline) override;
+  runtime::Task<v1::WriteReply> WriteFile(SandboxId id, v1::WriteRequest request,
+                                          runtime::Deadline deadline) override;
+  runtime::Task<void> Mkdir(SandboxId id, v1::MkdirRequest request,
+                            runtime::Deadline deadline) override;
+  runtime::Task<void> Move(SandboxId id, v1::MoveRequest request,
+                           runtime::Deadline deadline) override;
+  runtime::Task<void> Remove(SandboxId id, v1::RemoveRequest request,
+                             runtime::Deadline deadline) override;
+  runtime::Task<void> Chmod(SandboxId id, v1::ChmodRequest request,
+                            runtime::Deadline deadline) override;
+  runtime::Task<v1::WatchReply> Watch(SandboxId id, v1::WatchRequest request,
+                                      runtime::Deadline deadline) override;
   runtime::Task<v1::PullArchiveReply> PullArchive(SandboxId id, v1::PullArchiveRequest request,
                                                   runtime::Deadline deadline) override;
   runtime::Task<v1::PushArchiveReply> PushArchive(SandboxId id, v1::PushArchiveRequest request,
@@ -105,7 +128,8 @@ class Edge final : public EdgeApi {
   class Follower;
   class Delivery;
 
-  Edge(EdgeOptions options, runtime::Shards& shards, Backends backends, std::unique_ptr<RecordStore> store);
+  Edge(EdgeOptions options, runtime::Shards& shards, Backends backends,
+       std::unique_ptr<RecordStore> store);
 
   // --- edge.cc: what all share ---
   int64_t NowMs() const { return UnixMillis(options_.clock->Wall()); }
@@ -135,12 +159,14 @@ class Edge final : public EdgeApi {
   runtime::Task<v1::Usage> StatsHere(SandboxPtr sandbox);
 
   // --- create.cc ---
-  runtime::Task<Created> Join(SandboxPtr sandbox, std::string digest, bool existed, runtime::Deadline deadline);
+  runtime::Task<Created> Join(SandboxPtr sandbox, std::string digest, bool existed,
+                              runtime::Deadline deadline);
   runtime::Task<Created> JoinHere(SandboxPtr sandbox, bool existed, runtime::Deadline deadline);
   boost::asio::awaitable<void> RunCreate(SandboxPtr sandbox, runtime::Deadline room_by);
   runtime::Task<void> MakeSandbox(SandboxPtr sandbox, runtime::Deadline room_by);
   boost::asio::awaitable<void> EndCreate(SandboxPtr sandbox, Error error);
-  void Began(const SandboxPtr& sandbox, std::shared_ptr<sandbox::Instance> instance, int64_t now_ms);
+  void Began(const SandboxPtr& sandbox, std::shared_ptr<sandbox::Instance> instance,
+             int64_t now_ms);
   void ClaimSettled(const SandboxPtr& sandbox, bool delivered);
   void SetClaim(const SandboxPtr& sandbox, int64_t until_ms);
   void LiftClaim(const SandboxPtr& sandbox);
@@ -148,38 +174,46 @@ class Edge final : public EdgeApi {
   // --- stop.cc ---
   runtime::Task<v1::SandboxView> DeleteHere(SandboxPtr sandbox, v1::DeleteRequest request,
                                             runtime::Deadline deadline);
-  // Begins the end of a sandbox in whatever state, unless it has begun; a shorter grace than before counts.
-  void BeginStop(const SandboxPtr& sandbox, v1::Termination termination, std::chrono::milliseconds grace);
-  v1::Termination NewTermination(std::string_view cause, std::string_view who, std::string message) const;
+  // Begins the end of a sandbox in whatever state, unless it has begun; a shorter grace than before
+  // counts.
+  void BeginStop(const SandboxPtr& sandbox, v1::Termination termination,
+                 std::chrono::milliseconds grace);
+  v1::Termination NewTermination(std::string_view cause, std::string_view who,
+                                 std::string message) const;
   boost::asio::awaitable<void> RunStop(SandboxPtr sandbox);
   runtime::Task<void> Quiesce(SandboxPtr sandbox);
   // Ok after a change or at `by`.
   runtime::Task<void> WaitUnlessDue(SandboxPtr sandbox, runtime::Deadline by);
-  boost::asio::awaitable<void> CallShutdown(SandboxPtr sandbox, std::shared_ptr<rpc::Channel> agent);
+  boost::asio::awaitable<void> CallShutdown(SandboxPtr sandbox,
+                                            std::shared_ptr<rpc::Channel> agent);
   // Removes everything from the host, however often it takes, and records the end.
   boost::asio::awaitable<void> FinishStop(SandboxPtr sandbox, std::optional<Code> create_code);
   runtime::Task<void> RemoveFromHost(SandboxPtr sandbox);
-  boost::asio::awaitable<void> Monitor(SandboxPtr sandbox, std::shared_ptr<sandbox::Instance> instance);
+  boost::asio::awaitable<void> Monitor(SandboxPtr sandbox,
+                                       std::shared_ptr<sandbox::Instance> instance);
   boost::asio::awaitable<void> FollowEntrypoint(SandboxPtr sandbox);
 
   // --- exec.cc ---
   // What a call does to the sandbox.
   enum class Counts { kActivity, kRead };
-  runtime::Task<std::unique_ptr<Attachment>> AttachHere(SandboxPtr sandbox, std::string op_id, OnDisconnect rule);
+  runtime::Task<std::unique_ptr<Attachment>> AttachHere(SandboxPtr sandbox, std::string op_id,
+                                                        OnDisconnect rule);
   void Detach(const SandboxPtr& sandbox, const std::string& op_id, bool vanished);
   runtime::Task<v1::ExecReply> ExecHere(SandboxPtr sandbox, v1::ExecRequest request, bool followed,
                                         runtime::Deadline deadline);
   runtime::Task<v1::ExecReply> PollHere(SandboxPtr sandbox, v1::PollRequest request, bool followed,
                                         runtime::Deadline deadline);
-  // What a follower or another caller is told. `keep` is the rule of an exec that this reply may have started.
-  Result<v1::ExecReply> Answer(const SandboxPtr& sandbox, const std::string& op_id, Result<v1::ExecReply> reply,
-                               bool followed, std::optional<bool> keep);
+  // What a follower or another caller is told. `keep` is the rule of an exec that this reply may
+  // have started.
+  Result<v1::ExecReply> Answer(const SandboxPtr& sandbox, const std::string& op_id,
+                               Result<v1::ExecReply> reply, bool followed,
+                               std::optional<bool> keep);
   void NoteReply(const SandboxPtr& sandbox, const v1::ExecReply& reply, std::optional<bool> keep);
   boost::asio::awaitable<void> KillDisconnected(SandboxPtr sandbox, std::string op_id);
   // One call to the agent of a sandbox that is RUNNING (or, with `until_the_end`, STOPPING).
   template <typename Reply, typename Request>
-  runtime::Task<Reply> CallAgent(SandboxPtr sandbox, const char* method, Request request, Counts counts,
-                                 bool until_the_end, runtime::Deadline deadline);
+  runtime::Task<Reply> CallAgent(SandboxPtr sandbox, const char* method, Request request,
+                                 Counts counts, bool until_the_end, runtime::Deadline deadline);
   template <typename Reply, typename Request>
   runtime::Task<Reply> Forward(SandboxId id, const char* method, Request request, Counts counts,
                                runtime::Deadline deadline);
@@ -211,13 +245,13 @@ class Edge final : public EdgeApi {
   Registry registry_;
   EventHub hub_;
   FairQueue room_queue_;
-  Semaphore turns_;       // creates that work
-  Semaphore adoptions_;   // of recovery
+  Semaphore turns_;      // creates that work
+  Semaphore adoptions_;  // of recovery
   Admission admission_;
   DueQueue<Sandbox> due_;
   std::atomic<bool> stopping_ = false;
-  runtime::Gate calls_;     // calls, creates, stops: what Stop waits for
-  runtime::Gate watchers_;  // coroutines that last as long as a sandbox
+  runtime::Gate calls_;                              // calls, creates, stops: what Stop waits for
+  runtime::Gate watchers_;                           // coroutines that last as long as a sandbox
   std::shared_ptr<runtime::AsyncEvent> timer_wake_;  // of shard 0
   std::unique_ptr<runtime::BlockingPool> store_thread_;
   std::unique_ptr<runtime::Periodic> reconcile_;

@@ -14,10 +14,12 @@
 
 namespace dsec::edge {
 
-// Tells those who wait for events that there are new ones; the events themselves are read from the store. Thread-safe.
+// Tells those who wait for events that there are new ones; the events themselves are read from the
+// store. Thread-safe.
 class EventHub {
  public:
-  // Interest in the events of one sandbox, or of the node (empty id), from its making on. Made, used and destroyed on one shard.
+  // Interest in the events of one sandbox, or of the node (empty id), from its making on. Made,
+  // used and destroyed on one shard.
   class Subscription {
    public:
     Subscription(EventHub& hub, std::string id, runtime::Executor executor);

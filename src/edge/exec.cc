@@ -90,8 +90,8 @@ class Edge::Follower final : public Attachment {
   bool finished_ = false;
 };
 
-runtime::Task<std::unique_ptr<Attachment>> Edge::Attach(SandboxId id, std::string op_id, OnDisconnect rule,
-                                                        runtime::Deadline) {
+runtime::Task<std::unique_ptr<Attachment>> Edge::Attach(SandboxId id, std::string op_id,
+                                                        OnDisconnect rule, runtime::Deadline) {
   DSEC_CO_TRY_VOID(ParseOpId(op_id, "op_id"));
   DSEC_CO_TRY(auto sandbox, co_await FindLive(std::move(id)));
   const auto executor = sandbox->executor();
@@ -134,13 +134,13 @@ runtime::Task<v1::ExecReply> Edge::Exec(SandboxId id, v1::ExecRequest request, A
       executor, ExecHere(std::move(sandbox), std::move(request), follower != nullptr, deadline));
 }
 
-runtime::Task<v1::ExecReply> Edge::ExecHere(SandboxPtr sandbox, v1::ExecRequest request, bool followed,
-                                            runtime::Deadline deadline) {
+runtime::Task<v1::ExecReply> Edge::ExecHere(SandboxPtr sandbox, v1::ExecRequest request,
+                                            bool followed, runtime::Deadline deadline) {
   const std::string op_id = request.op_id();
   const bool keep = request.detached();
   request.set_wait_ms(ClipWait(request.wait_ms(), deadline));
-  auto reply = co_await CallAgent<v1::ExecReply>(sandbox, "Exec", std::move(request), Counts::kActivity, followed,
-                                                 deadline);
+  auto reply = co_await CallAgent<v1::ExecReply>(sandbox, "Exec", std::move(request),
+                                                 Counts::kActivity, followed, deadline);
   co_return Answer(sandbox, op_id, std::move(reply), followed, keep);
 }
 
@@ -158,20 +158,22 @@ runtime::Task<v1::ExecReply> Edge::Poll(SandboxId id, v1::PollRequest request, A
       executor, PollHere(std::move(sandbox), std::move(request), follower != nullptr, deadline));
 }
 
-runtime::Task<v1::ExecReply> Edge::PollHere(SandboxPtr sandbox, v1::PollRequest request, bool followed,
-                                            runtime::Deadline deadline) {
+runtime::Task<v1::ExecReply> Edge::PollHere(SandboxPtr sandbox, v1::PollRequest request,
+                                            bool followed, runtime::Deadline deadline) {
   const std::string op_id = request.op_id();
   request.set_wait_ms(ClipWait(request.wait_ms(), deadline));
-  auto reply = co_await CallAgent<v1::ExecReply>(sandbox, "Poll", std::move(request), Counts::kRead, followed,
-                                                 deadline);
+  auto reply = co_await CallAgent<v1::ExecReply>(sandbox, "Poll", std::move(request), Counts::kRead,
+                                                 followed, deadline);
   co_return Answer(sandbox, op_id, std::move(reply), followed, std::nullopt);
 }
 
-Result<v1::ExecReply> Edge::Answer(const SandboxPtr& sandbox, const std::string& op_id, Result<v1::ExecReply> reply,
-                                   bool followed, std::optional<bool> keep) {
+Result<v1::ExecReply> Edge::Answer(const SandboxPtr& sandbox, const std::string& op_id,
+                                   Result<v1::ExecReply> reply, bool followed,
+                                   std::optional<bool> keep) {
   if (!reply.ok()) {
     const bool over = sandbox->ended || sandbox->state() == v1::STATE_STOPPING;
-    if (followed && over && reply.error().code() == Code::kGone) return EndedReply(op_id, sandbox->stop);
+    if (followed && over && reply.error().code() == Code::kGone)
+      return EndedReply(op_id, sandbox->stop);
     return reply;
   }
   // The agent does not get to speak about another exec.
@@ -180,7 +182,8 @@ Result<v1::ExecReply> Edge::Answer(const SandboxPtr& sandbox, const std::string&
   return reply;
 }
 
-void Edge::NoteReply(const SandboxPtr& sandbox, const v1::ExecReply& reply, std::optional<bool> keep) {
+void Edge::NoteReply(const SandboxPtr& sandbox, const v1::ExecReply& reply,
+                     std::optional<bool> keep) {
   if (!sandbox->activity.has_value()) return;
   const int64_t now = NowMs();
   const std::string& op_id = reply.op_id();
@@ -215,19 +218,21 @@ boost::asio::awaitable<void> Edge::KillDisconnected(SandboxPtr sandbox, std::str
   request.set_signal(SIGKILL);
   request.set_tree(true);
   request.set_killed_by("disconnect");
-  auto killed = co_await CallAgent<v1::Empty>(sandbox, "Signal", std::move(request), Counts::kRead, false,
-                                              runtime::Deadline::After(kKillTimeout));
+  auto killed = co_await CallAgent<v1::Empty>(sandbox, "Signal", std::move(request), Counts::kRead,
+                                              false, runtime::Deadline::After(kKillTimeout));
   // Never started, or gone by itself.
-  if (!killed.ok() && killed.error().code() != Code::kNotFound && killed.error().code() != Code::kGone) {
+  if (!killed.ok() && killed.error().code() != Code::kNotFound &&
+      killed.error().code() != Code::kGone) {
     log::Warn("exec.disconnect_kill_failed",
               {{"sandbox_id", sandbox->id()}, {"op_id", op_id}, {"error", killed.error()}});
   }
 }
 
 runtime::Task<std::shared_ptr<rpc::Channel>> Edge::AgentOf(SandboxPtr sandbox, bool until_the_end,
-                                                         runtime::Deadline deadline) {
+                                                           runtime::Deadline deadline) {
   if (sandbox->ended) co_return GoneError(sandbox->stop);
-  if (!until_the_end || sandbox->state() != v1::STATE_STOPPING) DSEC_CO_TRY_VOID(CheckRunning(*sandbox));
+  if (!until_the_end || sandbox->state() != v1::STATE_STOPPING)
+    DSEC_CO_TRY_VOID(CheckRunning(*sandbox));
   // After a restart of this daemon it may not have been adopted yet.
   const auto by = deadline.Sooner(runtime::Deadline::After(kLostPatience));
   while (sandbox->instance == nullptr && sandbox->state() == v1::STATE_RUNNING && !by.Expired()) {
@@ -250,8 +255,9 @@ boost::asio::awaitable<Error> Edge::WhyLost(SandboxPtr sandbox, runtime::Deadlin
 }
 
 template <typename Reply, typename Request>
-runtime::Task<Reply> Edge::CallAgent(SandboxPtr sandbox, const char* method, Request request, Counts counts,
-                                     bool until_the_end, runtime::Deadline deadline) {
+runtime::Task<Reply> Edge::CallAgent(SandboxPtr sandbox, const char* method, Request request,
+                                     Counts counts, bool until_the_end,
+                                     runtime::Deadline deadline) {
   DSEC_CO_TRY(const auto agent, co_await AgentOf(sandbox, until_the_end, deadline));
   const bool counted = counts == Counts::kActivity && sandbox->activity.has_value();
   if (counted) {
@@ -277,73 +283,98 @@ runtime::Task<Reply> Edge::Forward(SandboxId id, const char* method, Request req
   DSEC_CO_TRY(auto sandbox, co_await FindLive(std::move(id)));
   const auto executor = sandbox->executor();
   co_return co_await runtime::On(
-      executor, CallAgent<Reply>(std::move(sandbox), method, std::move(request), counts, false, deadline));
+      executor,
+      CallAgent<Reply>(std::move(sandbox), method, std::move(request), counts, false, deadline));
 }
 
 template <typename Request>
-runtime::Task<void> Edge::ForwardVoid(SandboxId id, const char* method, Request request, Counts counts,
-                                      runtime::Deadline deadline) {
-  auto reply = co_await Forward<v1::Empty>(std::move(id), method, std::move(request), counts, deadline);
+runtime::Task<void> Edge::ForwardVoid(SandboxId id, const char* method, Request request,
+                                      Counts counts, runtime::Deadline deadline) {
+  auto reply =
+      co_await Forward<v1::Empty>(std::move(id), method, std::move(request), counts, deadline);
   if (!reply.ok()) co_return std::move(reply).error();
   co_return Ok();
 }
 
-runtime::Task<v1::StdinReply> Edge::WriteStdin(SandboxId id, v1::StdinRequest request, runtime::Deadline deadline) {
-  return Forward<v1::StdinReply>(std::move(id), "WriteStdin", std::move(request), Counts::kActivity, deadline);
+runtime::Task<v1::StdinReply> Edge::WriteStdin(SandboxId id, v1::StdinRequest request,
+                                               runtime::Deadline deadline) {
+  return Forward<v1::StdinReply>(std::move(id), "WriteStdin", std::move(request), Counts::kActivity,
+                                 deadline);
 }
-runtime::Task<void> Edge::Signal(SandboxId id, v1::SignalRequest request, runtime::Deadline deadline) {
+runtime::Task<void> Edge::Signal(SandboxId id, v1::SignalRequest request,
+                                 runtime::Deadline deadline) {
   return ForwardVoid(std::move(id), "Signal", std::move(request), Counts::kActivity, deadline);
 }
-runtime::Task<void> Edge::Resize(SandboxId id, v1::ResizeRequest request, runtime::Deadline deadline) {
+runtime::Task<void> Edge::Resize(SandboxId id, v1::ResizeRequest request,
+                                 runtime::Deadline deadline) {
   return ForwardVoid(std::move(id), "Resize", std::move(request), Counts::kActivity, deadline);
 }
 runtime::Task<void> Edge::Ack(SandboxId id, v1::AckRequest request, runtime::Deadline deadline) {
   return ForwardVoid(std::move(id), "Ack", std::move(request), Counts::kRead, deadline);
 }
 runtime::Task<v1::ListExecsReply> Edge::ListExecs(SandboxId id, runtime::Deadline deadline) {
-  return Forward<v1::ListExecsReply>(std::move(id), "ListExecs", v1::Empty(), Counts::kRead, deadline);
+  return Forward<v1::ListExecsReply>(std::move(id), "ListExecs", v1::Empty(), Counts::kRead,
+                                     deadline);
 }
 runtime::Task<v1::ListSessionsReply> Edge::ListSessions(SandboxId id, runtime::Deadline deadline) {
-  return Forward<v1::ListSessionsReply>(std::move(id), "ListSessions", v1::Empty(), Counts::kRead, deadline);
+  return Forward<v1::ListSessionsReply>(std::move(id), "ListSessions", v1::Empty(), Counts::kRead,
+                                        deadline);
 }
-runtime::Task<void> Edge::CloseSession(SandboxId id, v1::SessionRequest request, runtime::Deadline deadline) {
-  return ForwardVoid(std::move(id), "CloseSession", std::move(request), Counts::kActivity, deadline);
+runtime::Task<void> Edge::CloseSession(SandboxId id, v1::SessionRequest request,
+                                       runtime::Deadline deadline) {
+  return ForwardVoid(std::move(id), "CloseSession", std::move(request), Counts::kActivity,
+                     deadline);
 }
-runtime::Task<v1::FileInfo> Edge::StatFile(SandboxId id, v1::PathRequest request, runtime::Deadline deadline) {
-  return Forward<v1::FileInfo>(std::move(id), "Stat", std::move(request), Counts::kActivity, deadline);
+runtime::Task<v1::FileInfo> Edge::StatFile(SandboxId id, v1::PathRequest request,
+                                           runtime::Deadline deadline) {
+  return Forward<v1::FileInfo>(std::move(id), "Stat", std::move(request), Counts::kActivity,
+                               deadline);
 }
-runtime::Task<v1::ListReply> Edge::ListFiles(SandboxId id, v1::ListRequest request, runtime::Deadline deadline) {
-  return Forward<v1::ListReply>(std::move(id), "List", std::move(request), Counts::kActivity, deadline);
+runtime::Task<v1::ListReply> Edge::ListFiles(SandboxId id, v1::ListRequest request,
+                                             runtime::Deadline deadline) {
+  return Forward<v1::ListReply>(std::move(id), "List", std::move(request), Counts::kActivity,
+                                deadline);
 }
-runtime::Task<v1::ReadReply> Edge::ReadFile(SandboxId id, v1::ReadRequest request, runtime::Deadline deadline) {
-  return Forward<v1::ReadReply>(std::move(id), "ReadFile", std::move(request), Counts::kActivity, deadline);
+runtime::Task<v1::ReadReply> Edge::ReadFile(SandboxId id, v1::ReadRequest request,
+                                            runtime::Deadline deadline) {
+  return Forward<v1::ReadReply>(std::move(id), "ReadFile", std::move(request), Counts::kActivity,
+                                deadline);
 }
-runtime::Task<v1::WriteReply> Edge::WriteFile(SandboxId id, v1::WriteRequest request, runtime::Deadline deadline) {
-  return Forward<v1::WriteReply>(std::move(id), "WriteFile", std::move(request), Counts::kActivity, deadline);
+runtime::Task<v1::WriteReply> Edge::WriteFile(SandboxId id, v1::WriteRequest request,
+                                              runtime::Deadline deadline) {
+  return Forward<v1::WriteReply>(std::move(id), "WriteFile", std::move(request), Counts::kActivity,
+                                 deadline);
 }
-runtime::Task<void> Edge::Mkdir(SandboxId id, v1::MkdirRequest request, runtime::Deadline deadline) {
+runtime::Task<void> Edge::Mkdir(SandboxId id, v1::MkdirRequest request,
+                                runtime::Deadline deadline) {
   return ForwardVoid(std::move(id), "Mkdir", std::move(request), Counts::kActivity, deadline);
 }
 runtime::Task<void> Edge::Move(SandboxId id, v1::MoveRequest request, runtime::Deadline deadline) {
   return ForwardVoid(std::move(id), "Move", std::move(request), Counts::kActivity, deadline);
 }
-runtime::Task<void> Edge::Remove(SandboxId id, v1::RemoveRequest request, runtime::Deadline deadline) {
+runtime::Task<void> Edge::Remove(SandboxId id, v1::RemoveRequest request,
+                                 runtime::Deadline deadline) {
   return ForwardVoid(std::move(id), "Remove", std::move(request), Counts::kActivity, deadline);
 }
-runtime::Task<void> Edge::Chmod(SandboxId id, v1::ChmodRequest request, runtime::Deadline deadline) {
+runtime::Task<void> Edge::Chmod(SandboxId id, v1::ChmodRequest request,
+                                runtime::Deadline deadline) {
   return ForwardVoid(std::move(id), "Chmod", std::move(request), Counts::kActivity, deadline);
 }
-runtime::Task<v1::WatchReply> Edge::Watch(SandboxId id, v1::WatchRequest request, runtime::Deadline deadline) {
+runtime::Task<v1::WatchReply> Edge::Watch(SandboxId id, v1::WatchRequest request,
+                                          runtime::Deadline deadline) {
   request.set_wait_ms(ClipWait(request.wait_ms(), deadline));
-  return Forward<v1::WatchReply>(std::move(id), "Watch", std::move(request), Counts::kActivity, deadline);
+  return Forward<v1::WatchReply>(std::move(id), "Watch", std::move(request), Counts::kActivity,
+                                 deadline);
 }
 runtime::Task<v1::PullArchiveReply> Edge::PullArchive(SandboxId id, v1::PullArchiveRequest request,
                                                       runtime::Deadline deadline) {
-  return Forward<v1::PullArchiveReply>(std::move(id), "PullArchive", std::move(request), Counts::kActivity, deadline);
+  return Forward<v1::PullArchiveReply>(std::move(id), "PullArchive", std::move(request),
+                                       Counts::kActivity, deadline);
 }
 runtime::Task<v1::PushArchiveReply> Edge::PushArchive(SandboxId id, v1::PushArchiveRequest request,
                                                       runtime::Deadline deadline) {
-  return Forward<v1::PushArchiveReply>(std::move(id), "PushArchive", std::move(request), Counts::kActivity, deadline);
+  return Forward<v1::PushArchiveReply>(std::move(id), "PushArchive", std::move(request),
+                                       Counts::kActivity, deadline);
 }
 
 boost::asio::awaitable<void> Edge::FollowEntrypoint(SandboxPtr sandbox) {
@@ -376,7 +407,8 @@ boost::asio::awaitable<void> Edge::FollowEntrypoint(SandboxPtr sandbox) {
     }
     if (!answer.ok()) {
       if (answer.error().code() == Code::kCancelled) co_return;
-      log::Warn("sandbox.entrypoint_unknown", {{"sandbox_id", sandbox->id()}, {"error", answer.error()}});
+      log::Warn("sandbox.entrypoint_unknown",
+                {{"sandbox_id", sandbox->id()}, {"error", answer.error()}});
     }
     started = started || answer.ok();
     // An agent that answers too early does not get to keep this loop busy.
@@ -385,8 +417,9 @@ boost::asio::awaitable<void> Edge::FollowEntrypoint(SandboxPtr sandbox) {
   }
   const v1::ExecResult& result = reply.result();
   const bool oom = result.kind() == v1::END_OOM_KILLED;
-  v1::Termination termination = NewTermination(oom ? model::cause::kOom : model::cause::kEntrypointExit, "edge",
-                                               fmt::format("entrypoint: {} {}", EndText(result), result.message()));
+  v1::Termination termination =
+      NewTermination(oom ? model::cause::kOom : model::cause::kEntrypointExit, "edge",
+                     fmt::format("entrypoint: {} {}", EndText(result), result.message()));
   // As a shell would say it: a signal is not an exit code of 0.
   termination.set_exit_code(result.kind() == v1::END_EXITED     ? result.exit_code()
                             : result.kind() == v1::END_SIGNALED ? 128 + result.signal()

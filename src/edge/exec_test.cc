@@ -5,10 +5,10 @@
 namespace dsec::edge::testing {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
-using std::chrono::milliseconds;
 
 class EdgeExec : public EdgeFixture {
  protected:
@@ -68,18 +68,21 @@ TEST_F(EdgeExec, KnownOpId_NeverRunsTwice) {
   EXPECT_EQ(host_->Starts(id, "op"), 1u);
   EXPECT_EQ(Exec(id, ExecOf("op", {"other"})).error().reason(), "exec.op_id_reused");
   EXPECT_EQ(Exec(id, ExecOf("bad op", {"true"})).error().field(), "op_id");
-  EXPECT_THAT(EventTypes(id), ElementsAre("created", "starting", "running", "exec_started", "adopted"));
+  EXPECT_THAT(EventTypes(id),
+              ElementsAre("created", "starting", "running", "exec_started", "adopted"));
 }
 
 TEST_F(EdgeExec, CallOnNoSandbox_TellsUnknownFromEnded) {
   Start();
-  EXPECT_EQ(Exec("sb-n1-01h00000000000000000000000", ExecOf("op", {"exit", "0"})).error().reason(), "sandbox.not_found");
+  EXPECT_EQ(Exec("sb-n1-01h00000000000000000000000", ExecOf("op", {"exit", "0"})).error().reason(),
+            "sandbox.not_found");
   const std::string id = Create("r1");
   ASSERT_TRUE(Delete(id).ok());
   const auto ended = Exec(id, ExecOf("op", {"exit", "0"}));
   EXPECT_EQ(ended.error().code(), Code::kGone);
   EXPECT_EQ(ended.error().reason(), "sandbox.ended.user_stop");
-  EXPECT_EQ(Run(edge_->Attach(SandboxId(id), "op", OnDisconnect::kKill, Soon())).error().code(), Code::kGone);
+  EXPECT_EQ(Run(edge_->Attach(SandboxId(id), "op", OnDisconnect::kKill, Soon())).error().code(),
+            Code::kGone);
   v1::PathRequest path;
   path.set_path("/etc");
   EXPECT_EQ(Run(edge_->StatFile(SandboxId(id), path, Soon())).error().code(), Code::kGone);
@@ -106,7 +109,8 @@ TEST_F(EdgeExec, Stop_TellsTheFollowerSo) {
 
 TEST_F(EdgeExec, Ttl_IsNeverANormalResult) {
   Start();
-  const std::string id = Create("r1", [](v1::CreateRequest& request) { request.mutable_spec()->set_ttl_ms(10'000); });
+  const std::string id =
+      Create("r1", [](v1::CreateRequest& request) { request.mutable_spec()->set_ttl_ms(10'000); });
   auto follower = StartFollowed(id, "op");
   auto polling = Begin(edge_->Poll(SandboxId(id), PollOf("op", 15'000), follower.get(), Soon()));
   Advance(milliseconds(10'000));
@@ -164,11 +168,13 @@ TEST_F(EdgeExec, VanishedFollower_KillsTheExecAfterTheGrace) {
   Start();
   const std::string id = Create("r1");
   auto follower = StartFollowed(id, "op");
-  ASSERT_TRUE(Exec(id, [&] {
-    auto request = ExecOf("detached", {"serve"});
-    request.set_detached(true);
-    return request;
-  }()).ok());
+  ASSERT_TRUE(Exec(id,
+                   [&] {
+                     auto request = ExecOf("detached", {"serve"});
+                     request.set_detached(true);
+                     return request;
+                   }())
+                  .ok());
   follower.reset();
   Advance(milliseconds(4'900));
   EXPECT_TRUE(host_->Running(id, "op"));
@@ -265,7 +271,8 @@ TEST_F(EdgeExec, Idle_CallsHoldItReadsDoNot) {
 
 TEST_F(EdgeExec, Renew_MovesTheEndAndSurvivesARestart) {
   Start();
-  const std::string id = Create("r1", [](v1::CreateRequest& request) { request.mutable_spec()->set_ttl_ms(10'000); });
+  const std::string id =
+      Create("r1", [](v1::CreateRequest& request) { request.mutable_spec()->set_ttl_ms(10'000); });
   const std::string expired =
       Create("r2", [](v1::CreateRequest& request) { request.mutable_spec()->set_ttl_ms(15'000); });
   v1::RenewRequest renew;
@@ -291,7 +298,8 @@ TEST_F(EdgeExec, Renew_MovesTheEndAndSurvivesARestart) {
 
 TEST_F(EdgeExec, RenewToNone_LivesOnAndBadValuesAreRefused) {
   Start();
-  const std::string id = Create("r1", [](v1::CreateRequest& request) { request.mutable_spec()->set_ttl_ms(10'000); });
+  const std::string id =
+      Create("r1", [](v1::CreateRequest& request) { request.mutable_spec()->set_ttl_ms(10'000); });
   v1::RenewRequest renew;
   renew.set_id(id);
   renew.set_ttl_ms(1'000'000'000'000'000'000);

@@ -10,7 +10,8 @@ namespace dsec::edge {
 // A place in the line, left on destruction (the coroutine may be dropped while it waits).
 class FairQueue::InLine {
  public:
-  InLine(FairQueue& queue, std::shared_ptr<Ticket> ticket) : queue_(queue), ticket_(std::move(ticket)) {}
+  InLine(FairQueue& queue, std::shared_ptr<Ticket> ticket)
+      : queue_(queue), ticket_(std::move(ticket)) {}
   InLine(const InLine&) = delete;
   InLine& operator=(const InLine&) = delete;
   ~InLine() {
@@ -32,8 +33,11 @@ void FairQueue::Ticket::Cancel() {
   wake_.Set();
 }
 
-runtime::Task<void> FairQueue::Enter(std::shared_ptr<Ticket> ticket, Take take, runtime::Deadline deadline) {
-  const auto cancelled = [] { return Error(Code::kCancelled, "queue.cancelled", "the wait was given up"); };
+runtime::Task<void> FairQueue::Enter(std::shared_ptr<Ticket> ticket, Take take,
+                                     runtime::Deadline deadline) {
+  const auto cancelled = [] {
+    return Error(Code::kCancelled, "queue.cancelled", "the wait was given up");
+  };
   if (ticket->cancelled_) co_return cancelled();
   std::optional<InLine> place;
   {

@@ -16,19 +16,20 @@
 
 namespace dsec::edge {
 
-// A line in front of something scarce: served in order of arrival, only its head tries. Thread-safe; those who wait stay on
-// their own shards.
+// A line in front of something scarce: served in order of arrival, only its head tries.
+// Thread-safe; those who wait stay on their own shards.
 class FairQueue {
  public:
-  // Takes the thing, or says why not: kResourceExhausted means "wait", any other code ends the wait. Called with the queue's
-  // lock held, on the shard of the one who waits.
+  // Takes the thing, or says why not: kResourceExhausted means "wait", any other code ends the
+  // wait. Called with the queue's lock held, on the shard of the one who waits.
   using Take = std::function<Result<void>()>;
 
   // One who waits. Made on the shard where Enter will run.
   class Ticket {
    public:
     explicit Ticket(runtime::Executor executor) : executor_(std::move(executor)) {}
-    // Ends the wait with kCancelled "queue.cancelled", now or when it begins. On the ticket's shard.
+    // Ends the wait with kCancelled "queue.cancelled", now or when it begins. On the ticket's
+    // shard.
     void Cancel();
 
    private:
@@ -38,11 +39,13 @@ class FairQueue {
     bool cancelled_ = false;
   };
 
-  // The head tries again after `retry` at the latest even when nobody pokes: for things whose return nobody announces.
+  // The head tries again after `retry` at the latest even when nobody pokes: for things whose
+  // return nobody announces.
   FairQueue(std::string_view full_reason, size_t max_waiting, std::chrono::milliseconds retry)
       : full_reason_(full_reason), max_waiting_(max_waiting), retry_(retry) {}
 
-  // Ok when `take` was. At the deadline the last refusal of `take`; kResourceExhausted with full_reason when too many wait.
+  // Ok when `take` was. At the deadline the last refusal of `take`; kResourceExhausted with
+  // full_reason when too many wait.
   runtime::Task<void> Enter(std::shared_ptr<Ticket> ticket, Take take, runtime::Deadline deadline);
   // The thing may be there again. Any thread.
   void Poke();

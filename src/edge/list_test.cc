@@ -11,10 +11,10 @@
 namespace dsec::edge::testing {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
-using std::chrono::milliseconds;
 
 class EdgeList : public EdgeFixture {
  protected:
@@ -86,7 +86,8 @@ TEST_F(EdgeList, WhatLivesThroughout_IsSeenOnceWhileOthersComeAndGo) {
   std::atomic<bool> done = false;
   std::thread churn([&] {
     for (int i = 0; !done; ++i) {
-      const auto created = runtime::BlockOn(shards_->at(1), edge_->Create(CreateRequestOf(fmt::format("churn{}", i)), Soon()));
+      const auto created = runtime::BlockOn(
+          shards_->at(1), edge_->Create(CreateRequestOf(fmt::format("churn{}", i)), Soon()));
       if (!created.ok()) continue;
       created->claim->Delivered();
       v1::DeleteRequest request;
@@ -178,14 +179,16 @@ TEST_F(EdgeList, Metrics_AreThoseOfTheReferencePage) {
   ASSERT_TRUE(Delete(id).ok());
   const auto names = [](const std::string& text, const std::regex& pattern) {
     std::set<std::string> found;
-    for (std::sregex_iterator it(text.begin(), text.end(), pattern), end; it != end; ++it) found.insert((*it)[1]);
+    for (std::sregex_iterator it(text.begin(), text.end(), pattern), end; it != end; ++it)
+      found.insert((*it)[1]);
     return found;
   };
   std::ifstream file(DSEC_METRICS_PAGE);
   std::stringstream page;
   page << file.rdbuf();
   const auto documented = names(page.str(), std::regex("`(dsec_edge_[a-z_]+)"));
-  const auto exported = names(metrics_->RenderPrometheus(), std::regex("# TYPE (dsec_edge_[a-z_]+)"));
+  const auto exported =
+      names(metrics_->RenderPrometheus(), std::regex("# TYPE (dsec_edge_[a-z_]+)"));
   EXPECT_THAT(exported, ::testing::ContainerEq(documented));
 }
 

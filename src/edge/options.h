@@ -16,8 +16,8 @@ namespace dsec::edge {
 // What is never given away. 0 turns a check off, except for max_sandboxes.
 struct AdmissionOptions {
   uint64_t max_sandboxes = 4000;
-  // A create is refused when less than this would be left of the host's MemAvailable, counting memory_per_create for each
-  // create whose memory is not visible there yet.
+  // A create is refused when less than this would be left of the host's MemAvailable, counting
+  // memory_per_create for each create whose memory is not visible there yet.
   uint64_t memory_reserve_bytes = 512ull << 20;
   uint64_t memory_per_create_bytes = 4ull << 20;
   // Of the file systems that hold writable layers and state.
@@ -38,15 +38,17 @@ struct EdgeOptions {
   std::vector<std::string> disk_paths;  // on the file systems whose free space admission watches
   AdmissionOptions admission;
   Retention retention;
-  std::chrono::milliseconds create_timeout{30'000};        // of the work, waiting in line not counted
+  std::chrono::milliseconds create_timeout{30'000};  // of the work, waiting in line not counted
   std::chrono::milliseconds create_queue_timeout{60'000};  // in line for creates_at_once
   std::chrono::milliseconds destroy_timeout{10'000};       // one attempt
   std::chrono::milliseconds adopt_timeout{5'000};          // one attempt
-  std::chrono::milliseconds adopt_patience{60'000};        // then a live agent that does not answer is given up
+  std::chrono::milliseconds adopt_patience{
+      60'000};  // then a live agent that does not answer is given up
   std::chrono::milliseconds claim_grace{60'000};
   std::chrono::milliseconds disconnect_grace{5'000};
-  std::chrono::milliseconds reattach_grace{60'000};        // of execs found running at adoption
-  std::chrono::milliseconds stop_drain{250};               // for followers to read the end of their exec when it is stopped
+  std::chrono::milliseconds reattach_grace{60'000};  // of execs found running at adoption
+  std::chrono::milliseconds stop_drain{
+      250};  // for followers to read the end of their exec when it is stopped
   std::chrono::milliseconds max_stop_grace{300'000};
   std::chrono::milliseconds reconcile_period{60'000};
   const Clock* clock = &Clock::System();

@@ -27,8 +27,8 @@ std::shared_ptr<FairQueue::Ticket> TicketOn(const runtime::Executor& executor) {
 }
 
 // Takes a permit and holds it until `release`, telling when it has it.
-awaitable<void> Hold(Semaphore& semaphore, runtime::Executor executor, std::promise<int>* got, int value,
-                     std::shared_future<void> release, std::atomic<int>* holders) {
+awaitable<void> Hold(Semaphore& semaphore, runtime::Executor executor, std::promise<int>* got,
+                     int value, std::shared_future<void> release, std::atomic<int>* holders) {
   auto permit = co_await semaphore.Acquire(TicketOn(executor), Deadline::After(seconds(30)));
   if (!permit.ok()) co_return;
   ++*holders;
@@ -37,7 +37,8 @@ awaitable<void> Hold(Semaphore& semaphore, runtime::Executor executor, std::prom
   --*holders;
 }
 
-runtime::Task<void> Try(Semaphore& semaphore, std::shared_ptr<FairQueue::Ticket> ticket, Deadline deadline) {
+runtime::Task<void> Try(Semaphore& semaphore, std::shared_ptr<FairQueue::Ticket> ticket,
+                        Deadline deadline) {
   auto permit = co_await semaphore.Acquire(std::move(ticket), deadline);
   if (!permit.ok()) co_return std::move(permit).error();
   co_return Ok();
@@ -50,10 +51,12 @@ void Start(runtime::Gate& gate, const runtime::Executor& executor, awaitable<voi
 TEST(Semaphore, NoPermit_RefusesAtOnceOrAtTheDeadline) {
   runtime::Shards shards(1);
   Semaphore semaphore("capacity.creations", 0, 1);
-  auto now = BlockOn(shards.at(0), Try(semaphore, TicketOn(shards.at(0)), Deadline::After(milliseconds(-1))));
+  auto now = BlockOn(shards.at(0),
+                     Try(semaphore, TicketOn(shards.at(0)), Deadline::After(milliseconds(-1))));
   ASSERT_FALSE(now.ok());
   EXPECT_EQ(now.error().reason(), "capacity.creations");
-  auto later = BlockOn(shards.at(0), Try(semaphore, TicketOn(shards.at(0)), Deadline::After(milliseconds(5))));
+  auto later = BlockOn(shards.at(0),
+                       Try(semaphore, TicketOn(shards.at(0)), Deadline::After(milliseconds(5))));
   EXPECT_EQ(later.error().code(), Code::kResourceExhausted);
   EXPECT_EQ(semaphore.waiting(), 0u);
 }
@@ -66,8 +69,9 @@ TEST(Semaphore, Waiters_AreServedInOrderOverShards) {
   std::vector<std::promise<void>> release(3);
   std::atomic<int> holders = 0;
   for (size_t i = 0; i < 3; ++i) {
-    Start(gate, shards.at(i), Hold(semaphore, shards.at(i), &got[i], static_cast<int>(i),
-                                   release[i].get_future().share(), &holders));
+    Start(gate, shards.at(i),
+          Hold(semaphore, shards.at(i), &got[i], static_cast<int>(i),
+               release[i].get_future().share(), &holders));
     // The next one starts when this one has its place in the line.
     while (i > 0 && semaphore.waiting() < i) std::this_thread::yield();
     if (i == 0) got[0].get_future().wait();
@@ -79,7 +83,8 @@ TEST(Semaphore, Waiters_AreServedInOrderOverShards) {
   release[1].set_value();
   EXPECT_EQ(got[2].get_future().get(), 2);
   release[2].set_value();
-  BlockOn(shards.at(0), Try(semaphore, TicketOn(shards.at(0)), Deadline::After(seconds(30)))).value();
+  BlockOn(shards.at(0), Try(semaphore, TicketOn(shards.at(0)), Deadline::After(seconds(30))))
+      .value();
   shards.Stop();
 }
 
@@ -91,15 +96,18 @@ TEST(Semaphore, FullLine_IsRefusedByName) {
   std::promise<void> release;
   std::atomic<int> holders = 0;
   runtime::Shards other(1);
-  Start(gate, other.at(0), Hold(semaphore, other.at(0), &got, 1, release.get_future().share(), &holders));
+  Start(gate, other.at(0),
+        Hold(semaphore, other.at(0), &got, 1, release.get_future().share(), &holders));
   got.get_future().wait();
-  const auto full = BlockOn(shards.at(0), Try(semaphore, TicketOn(shards.at(0)), Deadline::After(seconds(30))));
+  const auto full =
+      BlockOn(shards.at(0), Try(semaphore, TicketOn(shards.at(0)), Deadline::After(seconds(30))));
   EXPECT_EQ(full.error().reason(), "capacity.creations");
   release.set_value();
   other.Stop();
 }
 
-runtime::Task<void> CancelledWait(Semaphore& semaphore, runtime::Executor executor, runtime::Gate& gate) {
+runtime::Task<void> CancelledWait(Semaphore& semaphore, runtime::Executor executor,
+                                  runtime::Gate& gate) {
   auto ticket = TicketOn(executor);
   boost::asio::post(executor, [ticket] { ticket->Cancel(); });
   auto result = co_await Try(semaphore, ticket, Deadline::After(seconds(30)));
@@ -124,10 +132,11 @@ TEST(FairQueue, HeadTriesAgainByItselfAndOtherErrorsEndTheWait) {
   runtime::Shards shards(1);
   FairQueue queue("capacity.queue", 10, milliseconds(1));
   int tries = 0;
-  const auto result = BlockOn(shards.at(0), EnterQueue(queue, shards.at(0), [&tries]() -> Result<void> {
-    if (++tries < 4) return Error(Code::kResourceExhausted, "capacity.memory", "no");
-    return Error(Code::kUnavailable, "capacity.unknown", "broken");
-  }));
+  const auto result =
+      BlockOn(shards.at(0), EnterQueue(queue, shards.at(0), [&tries]() -> Result<void> {
+                if (++tries < 4) return Error(Code::kResourceExhausted, "capacity.memory", "no");
+                return Error(Code::kUnavailable, "capacity.unknown", "broken");
+              }));
   EXPECT_EQ(result.error().reason(), "capacity.unknown");
   EXPECT_EQ(tries, 4);
 }

@@ -19,7 +19,8 @@ constexpr const char* kSchema =
     ") WITHOUT ROWID;"
     "CREATE INDEX IF NOT EXISTS sandboxes_ended ON sandboxes(ended_ms);"
     "CREATE TABLE IF NOT EXISTS events("
-    "  node_seq INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL, seq INTEGER NOT NULL, event BLOB NOT NULL);"
+    "  node_seq INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL, seq INTEGER NOT NULL, event BLOB "
+    "NOT NULL);"
     "CREATE UNIQUE INDEX IF NOT EXISTS events_sandbox ON events(sandbox_id, seq);";
 
 template <typename Message>
@@ -52,8 +53,8 @@ Result<void> RecordStore::Prepare() {
   read_version.Reset();
   if (version > kSchemaVersion) {
     return Error(Code::kInternal, "store.version",
-                 fmt::format("schema version {} was written by a later dsec; this one knows {}", version,
-                             kSchemaVersion));
+                 fmt::format("schema version {} was written by a later dsec; this one knows {}",
+                             version, kSchemaVersion));
   }
   DSEC_TRY_VOID(database_.Execute(kSchema));
   DSEC_TRY_VOID(database_.Execute(fmt::format("PRAGMA user_version={}", kSchemaVersion).c_str()));
@@ -66,8 +67,10 @@ Result<void> RecordStore::Prepare() {
       {&find_request_, "SELECT record FROM sandboxes WHERE request_id=?1"},
       {&live_, "SELECT record FROM sandboxes WHERE ended_ms=0 ORDER BY id"},
       {&ended_, "SELECT record FROM sandboxes WHERE id>?1 AND ended_ms>0 ORDER BY id LIMIT ?2"},
-      {&events_, "SELECT node_seq, event FROM events WHERE sandbox_id=?1 AND seq>?2 ORDER BY seq LIMIT ?3"},
-      {&node_events_, "SELECT node_seq, event FROM events WHERE node_seq>?1 ORDER BY node_seq LIMIT ?2"},
+      {&events_,
+       "SELECT node_seq, event FROM events WHERE sandbox_id=?1 AND seq>?2 ORDER BY seq LIMIT ?3"},
+      {&node_events_,
+       "SELECT node_seq, event FROM events WHERE node_seq>?1 ORDER BY node_seq LIMIT ?2"},
   };
   for (const auto& [statement, sql] : statements) {
     DSEC_TRY(*statement, database_.Prepare(sql));
@@ -89,7 +92,8 @@ Result<void> RecordStore::Verify() {
   return Ok();
 }
 
-Result<void> RecordStore::Insert(const v1::SandboxRecord& record, std::span<const v1::Event> events) {
+Result<void> RecordStore::Insert(const v1::SandboxRecord& record,
+                                 std::span<const v1::Event> events) {
   return Write(insert_, record, events);
 }
 
@@ -175,7 +179,8 @@ Result<std::vector<v1::SandboxRecord>> RecordStore::Live() {
   }
 }
 
-Result<std::vector<v1::SandboxRecord>> RecordStore::EndedAfter(std::string_view after, uint64_t limit) {
+Result<std::vector<v1::SandboxRecord>> RecordStore::EndedAfter(std::string_view after,
+                                                               uint64_t limit) {
   std::lock_guard lock(mutex_);
   ended_.Bind(1, after).Bind(2, static_cast<int64_t>(limit));
   std::vector<v1::SandboxRecord> records;
@@ -191,12 +196,14 @@ Result<std::vector<v1::SandboxRecord>> RecordStore::EndedAfter(std::string_view 
   }
 }
 
-Result<std::vector<v1::Event>> RecordStore::Events(std::string_view id, uint64_t after_seq, uint64_t limit) {
+Result<std::vector<v1::Event>> RecordStore::Events(std::string_view id, uint64_t after_seq,
+                                                   uint64_t limit) {
   std::lock_guard lock(mutex_);
   store::Statement& statement = id.empty() ? node_events_ : events_;
   int parameter = 1;
   if (!id.empty()) statement.Bind(parameter++, id);
-  statement.Bind(parameter, static_cast<int64_t>(after_seq)).Bind(parameter + 1, static_cast<int64_t>(limit));
+  statement.Bind(parameter, static_cast<int64_t>(after_seq))
+      .Bind(parameter + 1, static_cast<int64_t>(limit));
   std::vector<v1::Event> events;
   while (true) {
     DSEC_TRY(const bool row, statement.Step());
@@ -215,18 +222,21 @@ Result<std::vector<v1::Event>> RecordStore::Events(std::string_view id, uint64_t
 Result<bool> RecordStore::Expire(const Retention& retention, int64_t now_unix_ms, uint64_t batch) {
   std::lock_guard lock(mutex_);
   const auto limit = static_cast<int64_t>(batch);
-  // The oldest beyond the count, or beyond the age. The newest event always stays: node_seq is counted from it.
-  DSEC_TRY(auto records, database_.Prepare(
-                             "DELETE FROM sandboxes WHERE id IN (SELECT id FROM sandboxes WHERE ended_ms>0 AND "
-                             "ended_ms<=max(?1, ifnull((SELECT ended_ms FROM sandboxes WHERE ended_ms>0 "
-                             "ORDER BY ended_ms DESC LIMIT 1 OFFSET ?2), 0)) ORDER BY ended_ms LIMIT ?3)"));
+  // The oldest beyond the count, or beyond the age. The newest event always stays: node_seq is
+  // counted from it.
+  DSEC_TRY(auto records,
+           database_.Prepare(
+               "DELETE FROM sandboxes WHERE id IN (SELECT id FROM sandboxes WHERE ended_ms>0 AND "
+               "ended_ms<=max(?1, ifnull((SELECT ended_ms FROM sandboxes WHERE ended_ms>0 "
+               "ORDER BY ended_ms DESC LIMIT 1 OFFSET ?2), 0)) ORDER BY ended_ms LIMIT ?3)"));
   DSEC_TRY_VOID(records.Bind(1, now_unix_ms - retention.ended_age_ms)
                     .Bind(2, static_cast<int64_t>(retention.ended_records))
                     .Bind(3, limit)
                     .Run());
   const bool more_records = database_.Changes() == limit;
-  DSEC_TRY(auto events, database_.Prepare("DELETE FROM events WHERE node_seq IN (SELECT node_seq FROM events "
-                                          "WHERE node_seq<=?1 ORDER BY node_seq LIMIT ?2)"));
+  DSEC_TRY(auto events,
+           database_.Prepare("DELETE FROM events WHERE node_seq IN (SELECT node_seq FROM events "
+                             "WHERE node_seq<=?1 ORDER BY node_seq LIMIT ?2)"));
   const auto newest = static_cast<int64_t>(next_node_seq_) - 1;
   const int64_t keep = std::max<int64_t>(static_cast<int64_t>(retention.events), 1);
   DSEC_TRY_VOID(events.Bind(1, newest - keep).Bind(2, limit).Run());

@@ -23,24 +23,28 @@ struct Retention {
   uint64_t events = 200'000;
 };
 
-// Whether a repeat of the record's request_id is answered with the record. Not when its create has failed: then the request
-// may be sent again.
+// Whether a repeat of the record's request_id is answered with the record. Not when its create has
+// failed: then the request may be sent again.
 bool HoldsRequest(const v1::SandboxRecord& record);
 
-// The durable records and events of this node (edge.db). Thread-safe; every call is synchronous, tens of microseconds, and
-// may wait for the page cache: shards call it through a BlockingPool, launch threads directly. What has returned ok survives
-// kill -9 of this process. Errors are those of store::Database.
+// The durable records and events of this node (edge.db). Thread-safe; every call is synchronous,
+// tens of microseconds, and may wait for the page cache: shards call it through a BlockingPool,
+// launch threads directly. What has returned ok survives kill -9 of this process. Errors are those
+// of store::Database.
 class RecordStore {
  public:
-  // Opens or makes the file. kInternal store.corrupt: it is damaged; kInternal store.version: made by a later version.
+  // Opens or makes the file. kInternal store.corrupt: it is damaged; kInternal store.version: made
+  // by a later version.
   static Result<std::unique_ptr<RecordStore>> Open(const std::string& path);
   // Reads the whole file. store.corrupt names what is wrong.
   Result<void> Verify();
 
-  // A record that is not there yet, with its first events. kAlreadyExists store.constraint: id or request_id is taken.
+  // A record that is not there yet, with its first events. kAlreadyExists store.constraint: id or
+  // request_id is taken.
   Result<void> Insert(const v1::SandboxRecord& record, std::span<const v1::Event> events);
-  // Replaces the record and appends events, all in one transaction; the node_seq of each event is given here. An event whose
-  // (sandbox_id, seq) exists is refused, so a second terminal event cannot be written.
+  // Replaces the record and appends events, all in one transaction; the node_seq of each event is
+  // given here. An event whose (sandbox_id, seq) exists is refused, so a second terminal event
+  // cannot be written.
   Result<void> Save(const v1::SandboxRecord& record, std::span<const v1::Event> events);
   // An event of the node itself; its seq becomes its node_seq.
   Result<void> AppendNodeEvent(const v1::Event& event);
@@ -52,10 +56,12 @@ class RecordStore {
   Result<std::vector<v1::SandboxRecord>> Live();
   // Ended records with an id after `after`, in order, at most `limit`.
   Result<std::vector<v1::SandboxRecord>> EndedAfter(std::string_view after, uint64_t limit);
-  // Events of one sandbox after its `after_seq`, or of the node (empty id) after node_seq, in order, at most `limit`.
+  // Events of one sandbox after its `after_seq`, or of the node (empty id) after node_seq, in
+  // order, at most `limit`.
   Result<std::vector<v1::Event>> Events(std::string_view id, uint64_t after_seq, uint64_t limit);
 
-  // Removes at most `batch` of the records and of the events that retention does not keep; true: there is more to do.
+  // Removes at most `batch` of the records and of the events that retention does not keep; true:
+  // there is more to do.
   Result<bool> Expire(const Retention& retention, int64_t now_unix_ms, uint64_t batch);
 
  private:
@@ -64,12 +70,14 @@ class RecordStore {
   Result<void> Write(store::Statement& statement, const v1::SandboxRecord& record,
                      std::span<const v1::Event> events);
   Result<void> AppendLocked(const v1::Event& event);
-  Result<std::optional<v1::SandboxRecord>> FindBy(store::Statement& statement, std::string_view key);
+  Result<std::optional<v1::SandboxRecord>> FindBy(store::Statement& statement,
+                                                  std::string_view key);
 
   std::mutex mutex_;
   store::Database database_;
   uint64_t next_node_seq_ = 1;
-  store::Statement insert_, update_, append_, find_, find_request_, live_, ended_, events_, node_events_;
+  store::Statement insert_, update_, append_, find_, find_request_, live_, ended_, events_,
+      node_events_;
 };
 
 }  // namespace dsec::edge

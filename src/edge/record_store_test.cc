@@ -151,7 +151,8 @@ TEST_F(RecordStoreTest, EndedAfter_PagesInOrderOfIdWithoutTheLiving) {
 TEST_F(RecordStoreTest, Expire_DropsByAgeAndByCountNeverTheLiving) {
   for (int n = 1; n <= 10; ++n) ASSERT_TRUE(store_->Insert(Record(n, n * 1000), {}).ok());
   auto living = Record(99);
-  ASSERT_TRUE(store_->Insert(living, {{Event(living, 1), Event(living, 2), Event(living, 3)}}).ok());
+  ASSERT_TRUE(
+      store_->Insert(living, {{Event(living, 1), Event(living, 2), Event(living, 3)}}).ok());
   const Retention retention{.ended_records = 5, .ended_age_ms = 3'000, .events = 2};
   // At 10 s: age drops ids 1..7, and of the rest the count keeps all.
   EXPECT_TRUE(*store_->Expire(retention, 10'000, 4));
@@ -195,10 +196,12 @@ TEST_F(RecordStoreTest, KilledWriter_LosesNothingThatWasAnswered) {
     close(pipe_ends[1]);
     int answered = -1;
     for (int count = 0; count < 200 * (round + 1); ++count) {
-      ASSERT_EQ(read(pipe_ends[0], &answered, sizeof(answered)), static_cast<ssize_t>(sizeof(answered)));
+      ASSERT_EQ(read(pipe_ends[0], &answered, sizeof(answered)),
+                static_cast<ssize_t>(sizeof(answered)));
     }
     kill(child, SIGKILL);
-    while (read(pipe_ends[0], &answered, sizeof(answered)) == static_cast<ssize_t>(sizeof(answered))) {
+    while (read(pipe_ends[0], &answered, sizeof(answered)) ==
+           static_cast<ssize_t>(sizeof(answered))) {
     }
     close(pipe_ends[0]);
     waitpid(child, nullptr, 0);

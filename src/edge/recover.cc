@@ -42,8 +42,9 @@ runtime::Task<StartReport> Edge::StartHere(std::vector<v1::SandboxRecord> record
     sandbox->recovering = true;
     DSEC_CO_TRY(const auto holder, registry_.Enter(sandbox));
     if (holder != sandbox) {
-      co_return Error(Code::kInternal, "store.corrupt",
-                      fmt::format("{} and {} have the same request_id", holder->id(), sandbox->id()));
+      co_return Error(
+          Code::kInternal, "store.corrupt",
+          fmt::format("{} and {} have the same request_id", holder->id(), sandbox->id()));
     }
     recovered.push_back(std::move(sandbox));
   }
@@ -64,7 +65,8 @@ runtime::Task<StartReport> Edge::StartHere(std::vector<v1::SandboxRecord> record
   DSEC_CO_TRY(const auto lines, co_await Sweep());
   report.repairs = lines.size();
   (void)runtime::Spawn(watchers_, shards_.at(0), RunTimers());
-  reconcile_ = std::make_unique<runtime::Periodic>(shards_.at(0), "edge.reconcile", options_.reconcile_period,
+  reconcile_ = std::make_unique<runtime::Periodic>(shards_.at(0), "edge.reconcile",
+                                                   options_.reconcile_period,
                                                    [this] { return ReconcileAndLog(); });
   log::Info("edge.started", {{"node_id", options_.node_id},
                              {"adopted", report.adopted},
@@ -78,7 +80,8 @@ runtime::Task<StartReport> Edge::StartHere(std::vector<v1::SandboxRecord> record
 }
 
 runtime::Task<void> Edge::WaitRecovered(SandboxPtr sandbox) {
-  while (sandbox->recovering) DSEC_CO_TRY_VOID(co_await sandbox->WaitChange(runtime::Deadline::Never()));
+  while (sandbox->recovering)
+    DSEC_CO_TRY_VOID(co_await sandbox->WaitChange(runtime::Deadline::Never()));
   co_return Ok();
 }
 
@@ -97,9 +100,10 @@ boost::asio::awaitable<void> Edge::Recover(SandboxPtr sandbox) {
     co_return;
   }
   if (record->state() != v1::STATE_RUNNING) {
-    // Killed in the middle of a create. Whoever waits for it repeats the request, which is free again.
-    sandbox->create_error =
-        Error(Code::kUnavailable, "edge.restarted", "the daemon was restarted during the create: repeat the request");
+    // Killed in the middle of a create. Whoever waits for it repeats the request, which is free
+    // again.
+    sandbox->create_error = Error(Code::kUnavailable, "edge.restarted",
+                                  "the daemon was restarted during the create: repeat the request");
     v1::Termination termination =
         NewTermination(model::cause::kCreateFailed, "edge", sandbox->create_error->message());
     termination.set_reason(std::string(sandbox->create_error->reason()));
@@ -107,7 +111,8 @@ boost::asio::awaitable<void> Edge::Recover(SandboxPtr sandbox) {
     co_return;
   }
   if (record->boot_id() != boot_id_) {
-    co_await RecoverByEnding(sandbox, NewTermination(model::cause::kHostRestarted, "edge", "the host was restarted"));
+    co_await RecoverByEnding(
+        sandbox, NewTermination(model::cause::kHostRestarted, "edge", "the host was restarted"));
     co_return;
   }
   const auto patience = runtime::Deadline::After(options_.adopt_patience);
@@ -115,11 +120,13 @@ boost::asio::awaitable<void> Edge::Recover(SandboxPtr sandbox) {
     auto adopted = co_await Adopt(sandbox);
     if (adopted.ok() || adopted.error().code() == Code::kCancelled) co_return;
     if (adopted.error().code() == Code::kGone || patience.Expired()) {
-      BeginStop(sandbox, NewTermination(model::cause::kAgentDied, "edge", adopted.error().ToString()),
+      BeginStop(sandbox,
+                NewTermination(model::cause::kAgentDied, "edge", adopted.error().ToString()),
                 std::chrono::milliseconds(0));
       co_return;
     }
-    log::Warn("sandbox.adoption_failed", {{"sandbox_id", sandbox->id()}, {"error", adopted.error()}});
+    log::Warn("sandbox.adoption_failed",
+              {{"sandbox_id", sandbox->id()}, {"error", adopted.error()}});
     settled();
     const auto again = runtime::Deadline::After(kAdoptRetry);
     while (!again.Expired() && !stopping()) {
@@ -129,7 +136,8 @@ boost::asio::awaitable<void> Edge::Recover(SandboxPtr sandbox) {
   }
 }
 
-boost::asio::awaitable<void> Edge::RecoverByEnding(SandboxPtr sandbox, v1::Termination termination) {
+boost::asio::awaitable<void> Edge::RecoverByEnding(SandboxPtr sandbox,
+                                                   v1::Termination termination) {
   sandbox->stop = std::move(termination);
   sandbox->Change([&](v1::SandboxRecord& record) {
     (void)model::Move(record, v1::STATE_STOPPING);
@@ -138,7 +146,8 @@ boost::asio::awaitable<void> Edge::RecoverByEnding(SandboxPtr sandbox, v1::Termi
   std::vector<v1::Event> events;
   events.push_back(sandbox->NewEvent("state", NowMs()));
   auto saved = co_await Save(sandbox, std::move(events));
-  if (!saved.ok()) log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+  if (!saved.ok())
+    log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
   sandbox->stop_recorded = saved.ok();
   if (saved.ok() && !HoldsRequest(*sandbox->record())) registry_.FreeRequest(*sandbox);
   sandbox->recovering = false;
@@ -154,9 +163,11 @@ runtime::Task<void> Edge::Adopt(SandboxPtr sandbox) {
   const auto deadline = runtime::Deadline::After(options_.adopt_timeout);
   DSEC_CO_TRY(auto instance, co_await backend->Adopt(*record, deadline));
   const auto agent = instance->agent();
-  if (agent == nullptr) co_return Error(Code::kUnavailable, "sandbox.unreachable", "its channel closed at once");
+  if (agent == nullptr)
+    co_return Error(Code::kUnavailable, "sandbox.unreachable", "its channel closed at once");
   const v1::Empty nothing;
-  DSEC_CO_TRY(const auto execs, co_await agent->Call<v1::ListExecsReply>(kAetherService, "ListExecs", nothing, deadline));
+  DSEC_CO_TRY(const auto execs, co_await agent->Call<v1::ListExecsReply>(
+                                    kAetherService, "ListExecs", nothing, deadline));
   // Deleted while it was being adopted.
   if (sandbox->state() != v1::STATE_RUNNING) co_return Ok();
 
@@ -169,13 +180,15 @@ runtime::Task<void> Edge::Adopt(SandboxPtr sandbox) {
   Began(sandbox, std::move(instance), now);
   for (const v1::ExecSummary& exec : execs.execs()) {
     if (!exec.running() || !ParseOpId(exec.op_id(), "op_id").ok()) continue;
-    sandbox->activity->ExecStarted(exec.op_id(), exec.detached(), now, options_.reattach_grace.count());
+    sandbox->activity->ExecStarted(exec.op_id(), exec.detached(), now,
+                                   options_.reattach_grace.count());
   }
   Arm(sandbox);
   std::vector<v1::Event> events;
   events.push_back(sandbox->NewEvent("adopted", now));
   auto saved = co_await Save(sandbox, std::move(events));
-  if (!saved.ok()) log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+  if (!saved.ok())
+    log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
   sandbox->adopted = true;
   sandbox->Changed();
   co_return Ok();
@@ -193,7 +206,9 @@ runtime::Task<std::vector<std::string>> Edge::Reconcile() {
   for (const SandboxPtr& sandbox : registry_.All()) {
     if (stopping()) break;
     auto checked = co_await runtime::On(sandbox->executor(), CheckUp(sandbox));
-    if (!checked.ok()) log::Warn("sandbox.check_failed", {{"sandbox_id", sandbox->id()}, {"error", checked.error()}});
+    if (!checked.ok())
+      log::Warn("sandbox.check_failed",
+                {{"sandbox_id", sandbox->id()}, {"error", checked.error()}});
   }
   const int64_t now = NowMs();
   for (bool more = true; more && !stopping();) {
@@ -242,8 +257,9 @@ runtime::Task<void> Edge::CheckUp(SandboxPtr sandbox) {
   const auto agent = instance->agent();
   if (agent == nullptr) co_return Ok();
   const v1::Empty nothing;
-  DSEC_CO_TRY(auto execs, co_await agent->Call<v1::ListExecsReply>(kAetherService, "ListExecs", nothing,
-                                                                  runtime::Deadline::After(kCheckTimeout)));
+  DSEC_CO_TRY(auto execs,
+              co_await agent->Call<v1::ListExecsReply>(kAetherService, "ListExecs", nothing,
+                                                       runtime::Deadline::After(kCheckTimeout)));
   for (v1::ExecSummary& exec : *execs.mutable_execs()) {
     if (exec.running() || !ParseOpId(exec.op_id(), "op_id").ok()) continue;
     v1::ExecReply reply;

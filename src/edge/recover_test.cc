@@ -8,10 +8,10 @@
 namespace dsec::edge::testing {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using std::chrono::milliseconds;
 
 class EdgeRecover : public EdgeFixture {
  protected:
@@ -74,7 +74,9 @@ class EdgeRecover : public EdgeFixture {
     });
   }
 
-  std::future<Result<Created>> BeginCreate() { return Begin(edge_->Create(CreateRequestOf("r1"), Soon())); }
+  std::future<Result<Created>> BeginCreate() {
+    return Begin(edge_->Create(CreateRequestOf("r1"), Soon()));
+  }
   std::future<Result<v1::SandboxView>> BeginDelete() {
     v1::DeleteRequest request;
     request.set_id(id_);
@@ -91,9 +93,10 @@ class EdgeRecover : public EdgeFixture {
 
 TEST_F(EdgeRecover, CrashAtAnyMomentOfACreate_LeavesOneSandboxOrNone) {
   size_t moments_seen = 0;
-  for (const std::string point : {"edge.store.before_write", "edge.store.after_write", "edge.create.after_insert",
-                                  "edge.create.before_journal", "edge.create.after_journal", "fake.create.step",
-                                  "edge.create.before_running", "edge.create.after_running"}) {
+  for (const std::string point :
+       {"edge.store.before_write", "edge.store.after_write", "edge.create.after_insert",
+        "edge.create.before_journal", "edge.create.after_journal", "fake.create.step",
+        "edge.create.before_running", "edge.create.after_running"}) {
     SCOPED_TRACE(point);
     StartFresh();
     auto moments = MomentsOf(point, [this] { return BeginCreate(); });
@@ -114,8 +117,9 @@ TEST_F(EdgeRecover, CrashAtAnyMomentOfACreate_LeavesOneSandboxOrNone) {
 }
 
 TEST_F(EdgeRecover, CrashAtAnyMomentOfAStop_EndsItOnce) {
-  for (const std::string point : {"edge.store.before_write", "edge.store.after_write", "edge.stop.after_record",
-                                  "edge.stop.before_destroy", "edge.stop.after_destroy", "edge.stop.after_end"}) {
+  for (const std::string point :
+       {"edge.store.before_write", "edge.store.after_write", "edge.stop.after_record",
+        "edge.stop.before_destroy", "edge.stop.after_destroy", "edge.stop.after_end"}) {
     SCOPED_TRACE(point);
     StartFresh();
     const std::string request_id = "stop-" + point;
@@ -189,7 +193,8 @@ TEST_F(EdgeRecover, SilentAgent_DoesNotHoldUpTheStartAndIsAdoptedLater) {
   const auto call = Run(edge_->Exec(SandboxId(silent), ExecOf("op", {"exit", "0"}), nullptr,
                                     runtime::Deadline::After(milliseconds(20))));
   EXPECT_EQ(call.error().reason(), "sandbox.unreachable");
-  auto patient = Begin(edge_->Exec(SandboxId(silent), ExecOf("op", {"exit", "0"}), nullptr, Soon()));
+  auto patient =
+      Begin(edge_->Exec(SandboxId(silent), ExecOf("op", {"exit", "0"}), nullptr, Soon()));
   host_->SetSilent(silent, false);
   EXPECT_TRUE(patient.get().ok());
   EXPECT_EQ(Get(silent).state(), v1::STATE_RUNNING);
@@ -275,7 +280,8 @@ TEST_F(EdgeRecover, DamagedStore_IsRefusedUnlessTheHostRestarted) {
 TEST_F(EdgeRecover, Thousand_AreAdoptedInFiveSeconds) {
   Start();
   std::vector<std::future<Result<Created>>> creates;
-  for (int i = 0; i < 1000; ++i) creates.push_back(Begin(edge_->Create(CreateRequestOf(fmt::format("r{}", i)), Soon())));
+  for (int i = 0; i < 1000; ++i)
+    creates.push_back(Begin(edge_->Create(CreateRequestOf(fmt::format("r{}", i)), Soon())));
   for (auto& create : creates) {
     auto created = create.get();
     ASSERT_TRUE(created.ok()) << created.error().ToString();

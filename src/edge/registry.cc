@@ -37,7 +37,8 @@ Result<std::shared_ptr<Sandbox>> Registry::Enter(std::shared_ptr<Sandbox> sandbo
   const auto record = sandbox->record();
   std::lock_guard lock(mutex_);
   const bool holds_request = HoldsRequest(*record);
-  if (auto holder = holds_request ? FindIn(by_request_, record->request_id()) : nullptr) return holder;
+  if (auto holder = holds_request ? FindIn(by_request_, record->request_id()) : nullptr)
+    return holder;
   if (by_id_.contains(record->id())) {
     return Error(Code::kAlreadyExists, "sandbox.id_in_use", fmt::format("{} is live", record->id()))
         .WithField("sandbox_id");

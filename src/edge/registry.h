@@ -20,8 +20,8 @@ class Registry {
   // Null when there is none.
   std::shared_ptr<Sandbox> Find(std::string_view id) const;
   std::shared_ptr<Sandbox> FindRequest(std::string_view request_id) const;
-  // Takes `sandbox` in and returns it, or returns the one that has its request_id. kAlreadyExists sandbox.name_in_use /
-  // sandbox.id_in_use.
+  // Takes `sandbox` in and returns it, or returns the one that has its request_id. kAlreadyExists
+  // sandbox.name_in_use / sandbox.id_in_use.
   Result<std::shared_ptr<Sandbox>> Enter(std::shared_ptr<Sandbox> sandbox);
   // Its create has failed: a repeat of the request makes a new one.
   void FreeRequest(const Sandbox& sandbox);

@@ -57,10 +57,13 @@ std::string EndedText(const v1::Termination& termination) {
 
 }  // namespace
 
-Error StoppingError() { return Error(Code::kUnavailable, "edge.stopping", "this daemon is being stopped"); }
+Error StoppingError() {
+  return Error(Code::kUnavailable, "edge.stopping", "this daemon is being stopped");
+}
 
 Error NotFoundError(std::string_view id) {
-  return Error(Code::kNotFound, "sandbox.not_found", fmt::format("there is no sandbox {}", SafeText(id)));
+  return Error(Code::kNotFound, "sandbox.not_found",
+               fmt::format("there is no sandbox {}", SafeText(id)));
 }
 
 Result<void> CheckRunning(const Sandbox& sandbox) {
@@ -71,10 +74,12 @@ Result<void> CheckRunning(const Sandbox& sandbox) {
       [[fallthrough]];
     case v1::STATE_PENDING:
     case v1::STATE_STARTING:
-      return Error(Code::kConflict, "sandbox.not_ready", fmt::format("{} is not ready yet", sandbox.id()));
+      return Error(Code::kConflict, "sandbox.not_ready",
+                   fmt::format("{} is not ready yet", sandbox.id()));
     case v1::STATE_STOPPING:
       if (sandbox.stop.cause() != model::cause::kUserStop) return GoneError(sandbox.stop);
-      return Error(Code::kConflict, "sandbox.stopping", fmt::format("{} is stopping", sandbox.id()));
+      return Error(Code::kConflict, "sandbox.stopping",
+                   fmt::format("{} is stopping", sandbox.id()));
     default:
       return GoneError(sandbox.stop);
   }
@@ -82,7 +87,8 @@ Result<void> CheckRunning(const Sandbox& sandbox) {
 
 Error GoneError(const v1::Termination& termination) {
   for (const GoneReason& row : kGoneReasons) {
-    if (row.cause == termination.cause()) return Error(Code::kGone, row.reason, EndedText(termination));
+    if (row.cause == termination.cause())
+      return Error(Code::kGone, row.reason, EndedText(termination));
   }
   return Error(Code::kGone, "sandbox.ended", EndedText(termination));
 }

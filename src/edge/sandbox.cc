@@ -7,8 +7,8 @@ namespace dsec::edge {
 
 v1::SandboxRecord Sandbox::View() const {
   v1::SandboxRecord view = *record();
-  view.set_last_activity_unix_ms(
-      std::max<int64_t>(view.last_activity_unix_ms(), last_activity_ms_.load(std::memory_order_relaxed)));
+  view.set_last_activity_unix_ms(std::max<int64_t>(
+      view.last_activity_unix_ms(), last_activity_ms_.load(std::memory_order_relaxed)));
   return view;
 }
 
@@ -20,8 +20,8 @@ v1::Event Sandbox::NewEvent(std::string_view type, int64_t now_ms) {
   Change([&](v1::SandboxRecord& record) {
     event.set_seq(std::max<uint64_t>(record.next_event_seq(), 1));
     record.set_next_event_seq(event.seq() + 1);
-    record.set_last_activity_unix_ms(std::max<int64_t>(record.last_activity_unix_ms(),
-                                                       last_activity_ms_.load(std::memory_order_relaxed)));
+    record.set_last_activity_unix_ms(std::max<int64_t>(
+        record.last_activity_unix_ms(), last_activity_ms_.load(std::memory_order_relaxed)));
     event.set_state(record.state());
   });
   return event;

@@ -20,8 +20,8 @@
 
 namespace dsec::edge {
 
-// One sandbox of this node from its admission to its end. It belongs to one shard: what is public here and not said to be for
-// any thread is touched on that shard alone.
+// One sandbox of this node from its admission to its end. It belongs to one shard: what is public
+// here and not said to be for any thread is touched on that shard alone.
 class Sandbox {
  public:
   Sandbox(runtime::Executor executor, v1::SandboxRecord record)
@@ -79,15 +79,16 @@ class Sandbox {
   bool delivered = false;                     // one has arrived
 
   // The end.
-  v1::Termination stop;           // meaningful once stopping
+  v1::Termination stop;  // meaningful once stopping
   bool stop_recorded = false;
-  bool quiesced = false;          // nothing of the code inside is left
+  bool quiesced = false;                                   // nothing of the code inside is left
   runtime::Deadline stop_by = runtime::Deadline::Never();  // end of the grace
-  bool stuck = false;             // the last attempt to remove it failed
-  uint64_t stop_requests = 0;     // each makes a stuck one try again at once
-  bool ended = false;             // the terminal event is recorded
+  bool stuck = false;                                      // the last attempt to remove it failed
+  uint64_t stop_requests = 0;  // each makes a stuck one try again at once
+  bool ended = false;          // the terminal event is recorded
 
-  // The recovery after a restart of this daemon: true until its first attempt has come to something.
+  // The recovery after a restart of this daemon: true until its first attempt has come to
+  // something.
   bool recovering = false;
   std::atomic<bool> adopted = false;  // any thread
 

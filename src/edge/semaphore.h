@@ -11,7 +11,8 @@
 
 namespace dsec::edge {
 
-// `permits` things of one kind, handed out in order of arrival over all shards. Must outlive its permits.
+// `permits` things of one kind, handed out in order of arrival over all shards. Must outlive its
+// permits.
 class Semaphore {
  public:
   class Permit {
@@ -32,11 +33,13 @@ class Semaphore {
     Semaphore* owner_ = nullptr;
   };
 
-  // `reason` is that of kResourceExhausted, at the deadline or when more than `max_waiting` stand in line.
+  // `reason` is that of kResourceExhausted, at the deadline or when more than `max_waiting` stand
+  // in line.
   Semaphore(std::string_view reason, size_t permits, size_t max_waiting)
       : reason_(reason), queue_(reason, max_waiting, std::chrono::hours(1)), permits_(permits) {}
 
-  runtime::Task<Permit> Acquire(std::shared_ptr<FairQueue::Ticket> ticket, runtime::Deadline deadline);
+  runtime::Task<Permit> Acquire(std::shared_ptr<FairQueue::Ticket> ticket,
+                                runtime::Deadline deadline);
   size_t waiting() const { return queue_.waiting(); }
 
  private:

@@ -21,7 +21,8 @@ constexpr milliseconds kShutdownSlack{1'000};
 
 }  // namespace
 
-v1::Termination Edge::NewTermination(std::string_view cause, std::string_view who, std::string message) const {
+v1::Termination Edge::NewTermination(std::string_view cause, std::string_view who,
+                                     std::string message) const {
   v1::Termination termination;
   termination.set_cause(std::string(cause));
   termination.set_who(SafeText(who));
@@ -33,15 +34,18 @@ v1::Termination Edge::NewTermination(std::string_view cause, std::string_view wh
 runtime::Task<v1::SandboxView> Edge::Delete(v1::DeleteRequest request, runtime::Deadline deadline) {
   runtime::GatePass pass(calls_);
   if (!pass) co_return StoppingError();
-  const std::string cause = request.cause().empty() ? std::string(model::cause::kUserStop) : request.cause();
+  const std::string cause =
+      request.cause().empty() ? std::string(model::cause::kUserStop) : request.cause();
   if (!model::IsCause(cause)) {
-    co_return Error(Code::kInvalidArgument, "delete.cause", fmt::format("\"{}\" is not a cause", SafeText(cause)))
+    co_return Error(Code::kInvalidArgument, "delete.cause",
+                    fmt::format("\"{}\" is not a cause", SafeText(cause)))
         .WithField("cause");
   }
   request.set_cause(cause);
   if (auto sandbox = registry_.Find(request.id())) {
     const auto executor = sandbox->executor();
-    co_return co_await runtime::On(executor, DeleteHere(std::move(sandbox), std::move(request), deadline));
+    co_return co_await runtime::On(executor,
+                                   DeleteHere(std::move(sandbox), std::move(request), deadline));
   }
   v1::SandboxView view;
   DSEC_CO_TRY(*view.mutable_record(), co_await FindEnded(request.id()));
@@ -50,8 +54,8 @@ runtime::Task<v1::SandboxView> Edge::Delete(v1::DeleteRequest request, runtime::
 
 runtime::Task<v1::SandboxView> Edge::DeleteHere(SandboxPtr sandbox, v1::DeleteRequest request,
                                                 runtime::Deadline deadline) {
-  const milliseconds grace(std::min<uint64_t>(request.grace_ms(),
-                                              static_cast<uint64_t>(options_.max_stop_grace.count())));
+  const milliseconds grace(std::min<uint64_t>(
+      request.grace_ms(), static_cast<uint64_t>(options_.max_stop_grace.count())));
   BeginStop(sandbox, NewTermination(request.cause(), request.who(), ""), grace);
   // A sandbox that is stuck is tried again for whoever asks.
   ++sandbox->stop_requests;
@@ -61,8 +65,8 @@ runtime::Task<v1::SandboxView> Edge::DeleteHere(SandboxPtr sandbox, v1::DeleteRe
     if (!request.wait() && sandbox->stop_recorded) break;
     if (sandbox->stuck) {
       co_return Error(Code::kDeadlineExceeded, "sandbox.stuck",
-                      fmt::format("{} could not be removed yet; it is tried further: {}", sandbox->id(),
-                                  sandbox->record()->stuck()));
+                      fmt::format("{} could not be removed yet; it is tried further: {}",
+                                  sandbox->id(), sandbox->record()->stuck()));
     }
     auto woken = co_await sandbox->WaitChange(deadline);
     if (!woken.ok() && woken.error().code() == Code::kDeadlineExceeded) {
@@ -109,8 +113,10 @@ boost::asio::awaitable<void> Edge::RunStop(SandboxPtr sandbox) {
   std::vector<v1::Event> events;
   events.push_back(sandbox->NewEvent("state", NowMs()));
   auto saved = co_await Save(sandbox, std::move(events));
-  // Not a reason to let it live: without this entry a crash now would only blame the agent for the end.
-  if (!saved.ok()) log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+  // Not a reason to let it live: without this entry a crash now would only blame the agent for the
+  // end.
+  if (!saved.ok())
+    log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
   sandbox->stop_recorded = saved.ok();
   sandbox->Changed();
   (void)fault::Point("edge.stop.after_record");
@@ -118,19 +124,23 @@ boost::asio::awaitable<void> Edge::RunStop(SandboxPtr sandbox) {
   if (const auto instance = sandbox->instance) {
     auto usage = co_await instance->ReadUsage();
     if (usage.ok()) {
-      sandbox->Change([&](v1::SandboxRecord& record) { *record.mutable_final_usage() = *std::move(usage); });
+      sandbox->Change(
+          [&](v1::SandboxRecord& record) { *record.mutable_final_usage() = *std::move(usage); });
     }
   }
   co_await FinishStop(sandbox, std::nullopt);
-  metrics_.stop_seconds.Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  metrics_.stop_seconds.Observe(
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 runtime::Task<void> Edge::Quiesce(SandboxPtr sandbox) {
   const auto instance = sandbox->instance;
   const auto agent = instance == nullptr ? nullptr : instance->agent();
   if (agent == nullptr) co_return Ok();
-  // Without a grace and without anyone who reads how an exec ended there is nothing to ask aether for.
-  if (sandbox->stop_by.Expired() && (!sandbox->activity.has_value() || sandbox->activity->Followers() == 0)) {
+  // Without a grace and without anyone who reads how an exec ended there is nothing to ask aether
+  // for.
+  if (sandbox->stop_by.Expired() &&
+      (!sandbox->activity.has_value() || sandbox->activity->Followers() == 0)) {
     co_return Ok();
   }
   (void)runtime::Spawn(watchers_, sandbox->executor(), CallShutdown(sandbox, agent));
@@ -153,13 +163,15 @@ runtime::Task<void> Edge::WaitUnlessDue(SandboxPtr sandbox, runtime::Deadline by
   co_return woken;
 }
 
-boost::asio::awaitable<void> Edge::CallShutdown(SandboxPtr sandbox, std::shared_ptr<rpc::Channel> agent) {
+boost::asio::awaitable<void> Edge::CallShutdown(SandboxPtr sandbox,
+                                                std::shared_ptr<rpc::Channel> agent) {
   v1::ShutdownRequest request;
   const auto grace = std::chrono::duration_cast<milliseconds>(sandbox->stop_by.Remaining());
   request.set_grace_ms(static_cast<uint64_t>(grace.count()));
   const auto deadline = runtime::Deadline::After(grace + kShutdownSlack);
   auto done = co_await agent->Call<v1::Empty>(kAetherService, "Shutdown", request, deadline);
-  if (!done.ok()) log::Warn("sandbox.shutdown_failed", {{"sandbox_id", sandbox->id()}, {"error", done.error()}});
+  if (!done.ok())
+    log::Warn("sandbox.shutdown_failed", {{"sandbox_id", sandbox->id()}, {"error", done.error()}});
   sandbox->quiesced = true;
   sandbox->Changed();
 }
@@ -168,7 +180,8 @@ runtime::Task<void> Edge::RemoveFromHost(SandboxPtr sandbox) {
   DSEC_CO_TRY(auto* const backend, BackendFor(sandbox->record()->spec().backend()));
   DSEC_CO_FAULT_POINT("edge.stop.before_destroy");
   const auto record = sandbox->record();
-  DSEC_CO_TRY_VOID(co_await backend->Destroy(*record, runtime::Deadline::After(options_.destroy_timeout)));
+  DSEC_CO_TRY_VOID(
+      co_await backend->Destroy(*record, runtime::Deadline::After(options_.destroy_timeout)));
   DSEC_CO_FAULT_POINT("edge.stop.after_destroy");
   co_return Ok();
 }
@@ -189,7 +202,9 @@ boost::asio::awaitable<void> Edge::FinishStop(SandboxPtr sandbox, std::optional<
       event.set_detail(why);
       std::vector<v1::Event> events{std::move(event)};
       auto saved = co_await Save(sandbox, std::move(events));
-      if (!saved.ok()) log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+      if (!saved.ok())
+        log::Error("edge.record_not_saved",
+                   {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
     }
     const uint64_t asked = sandbox->stop_requests;
     sandbox->stuck = true;
@@ -251,7 +266,8 @@ runtime::Task<void> Edge::StopSandboxes(milliseconds grace, runtime::Deadline de
   const auto sandboxes = registry_.All();
   for (const SandboxPtr& sandbox : sandboxes) {
     boost::asio::post(sandbox->executor(), [this, sandbox, grace] {
-      BeginStop(sandbox, NewTermination(model::cause::kUserStop, "edge", "the node was stopped"), grace);
+      BeginStop(sandbox, NewTermination(model::cause::kUserStop, "edge", "the node was stopped"),
+                grace);
     });
   }
   Result<void> first = Ok();
@@ -264,13 +280,15 @@ runtime::Task<void> Edge::StopSandboxes(milliseconds grace, runtime::Deadline de
   co_return first;
 }
 
-boost::asio::awaitable<void> Edge::Monitor(SandboxPtr sandbox, std::shared_ptr<sandbox::Instance> instance) {
+boost::asio::awaitable<void> Edge::Monitor(SandboxPtr sandbox,
+                                           std::shared_ptr<sandbox::Instance> instance) {
   auto end = co_await instance->WaitEnd();
   if (!end.ok() && end.error().code() == Code::kCancelled) co_return;
   if (stopping() || sandbox->state() != v1::STATE_RUNNING) co_return;
   const bool oom = end.ok() && end->oom;
   const std::string message = end.ok() ? end->message : end.error().ToString();
-  v1::Termination termination = NewTermination(oom ? model::cause::kOom : model::cause::kAgentDied, "edge", message);
+  v1::Termination termination =
+      NewTermination(oom ? model::cause::kOom : model::cause::kAgentDied, "edge", message);
   if (oom) termination.set_limit(sandbox->record()->spec().limits().memory_bytes());
   BeginStop(sandbox, std::move(termination), milliseconds(0));
 }

@@ -5,9 +5,9 @@
 namespace dsec::edge::testing {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using std::chrono::milliseconds;
 
 class EdgeStop : public EdgeFixture {};
 
@@ -65,8 +65,9 @@ TEST_F(EdgeStop, DuringCreate_WinsAtEveryStep) {
     request.set_wait(true);
     auto deleting = Begin(edge_->Delete(request, Soon()));
     // Once this one has run into its deadline, the stop is known.
-    EXPECT_EQ(Run(edge_->Delete(request, runtime::Deadline::After(milliseconds(5)))).error().reason(),
-              "delete.deadline");
+    EXPECT_EQ(
+        Run(edge_->Delete(request, runtime::Deadline::After(milliseconds(5)))).error().reason(),
+        "delete.deadline");
     fault::DisarmAll();
     EXPECT_EQ(deleting.get()->record().termination().cause(), model::cause::kUserStop);
     const auto created = creating.get();
@@ -220,9 +221,8 @@ TEST_F(EdgeStop, EntrypointEnd_StopsTheSandboxWithItsCode) {
   EXPECT_EQ(Get(at_once).termination().cause(), model::cause::kEntrypointExit);
   EXPECT_EQ(Get(at_once).termination().exit_code(), 5);
   EXPECT_EQ(Get(at_once).termination().fault(), v1::FAULT_WORKLOAD);
-  const std::string later = Create("r2", [](v1::CreateRequest& request) {
-    request.mutable_spec()->add_entrypoint("serve");
-  });
+  const std::string later = Create(
+      "r2", [](v1::CreateRequest& request) { request.mutable_spec()->add_entrypoint("serve"); });
   Await([&] { return host_->Running(later, kEntrypointOp); });
   Crash();
   Start();

@@ -87,8 +87,9 @@ std::string_view Statement::Text(int column) const { return Blob(column); }
 std::string_view Statement::Blob(int column) const {
   const void* data = sqlite3_column_blob(statement_.get(), column);
   const int size = sqlite3_column_bytes(statement_.get(), column);
-  return data == nullptr ? std::string_view()
-                         : std::string_view(static_cast<const char*>(data), static_cast<size_t>(size));
+  return data == nullptr
+             ? std::string_view()
+             : std::string_view(static_cast<const char*>(data), static_cast<size_t>(size));
 }
 
 void Database::Close::operator()(sqlite3* connection) const { sqlite3_close_v2(connection); }
@@ -103,17 +104,20 @@ Result<Database> Database::Open(const std::string& path) {
   }
   close(file);
   sqlite3* raw = nullptr;
-  const int result = sqlite3_open_v2(path.c_str(), &raw,
-                                     SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_PRIVATECACHE,
-                                     nullptr);
+  const int result = sqlite3_open_v2(
+      path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_PRIVATECACHE,
+      nullptr);
   Database database(raw);
   if (result != SQLITE_OK) return std::move(FromSqlite(raw, result)).Context("open {}", path);
   sqlite3_extended_result_codes(raw, 1);
-  // The first write takes the file for as long as the connection lives; without shared memory, so WAL costs no locks.
-  DSEC_TRY_VOID(database.Execute("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
-                                 "PRAGMA temp_store=MEMORY; PRAGMA cell_size_check=ON;"
-                                 "BEGIN EXCLUSIVE; COMMIT")
-                    .Context("open {}", path));
+  // The first write takes the file for as long as the connection lives; without shared memory, so
+  // WAL costs no locks.
+  DSEC_TRY_VOID(
+      database
+          .Execute("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
+                   "PRAGMA temp_store=MEMORY; PRAGMA cell_size_check=ON;"
+                   "BEGIN EXCLUSIVE; COMMIT")
+          .Context("open {}", path));
   return database;
 }
 

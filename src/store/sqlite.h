@@ -13,8 +13,9 @@ struct sqlite3_stmt;
 
 namespace dsec::store {
 
-// A prepared statement, bound, stepped and reset by hand. Not thread-safe; must not outlive its Database. Texts and blobs
-// are bound without a copy: they must live until Reset, and what a column returns until the next Step or Reset.
+// A prepared statement, bound, stepped and reset by hand. Not thread-safe; must not outlive its
+// Database. Texts and blobs are bound without a copy: they must live until Reset, and what a column
+// returns until the next Step or Reset.
 class Statement {
  public:
   Statement() = default;
@@ -43,11 +44,12 @@ class Statement {
   std::unique_ptr<sqlite3_stmt, Finalize> statement_;
 };
 
-// One SQLite connection that owns its file alone (locking_mode=EXCLUSIVE), in WAL mode with synchronous=OFF: a commit
-// survives the death of this process at any instruction, not a crash of the host. Not thread-safe.
+// One SQLite connection that owns its file alone (locking_mode=EXCLUSIVE), in WAL mode with
+// synchronous=OFF: a commit survives the death of this process at any instruction, not a crash of
+// the host. Not thread-safe.
 //
-// Errors: kUnavailable store.busy (another process has it), store.full, store.io; kInternal store.corrupt (the file is not
-// what we wrote), store.failed; kAlreadyExists store.constraint.
+// Errors: kUnavailable store.busy (another process has it), store.full, store.io; kInternal
+// store.corrupt (the file is not what we wrote), store.failed; kAlreadyExists store.constraint.
 class Database {
  public:
   // Makes the file (mode 0600) when there is none.

@@ -27,17 +27,22 @@ constexpr milliseconds kMaxTtl{86'400'000};
 
 constexpr const char* kSchema =
     "CREATE TABLE IF NOT EXISTS entries("
-    "  key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, lease INTEGER NOT NULL) WITHOUT ROWID;"
+    "  key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, lease INTEGER NOT "
+    "NULL) WITHOUT ROWID;"
     "CREATE INDEX IF NOT EXISTS entries_lease ON entries(lease) WHERE lease<>0;"
     "CREATE TABLE IF NOT EXISTS leases(id INTEGER PRIMARY KEY, ttl_ms INTEGER NOT NULL);"
     // deleted: value is empty.
     "CREATE TABLE IF NOT EXISTS history("
-    "  n INTEGER PRIMARY KEY, revision INTEGER NOT NULL, key BLOB NOT NULL, deleted INTEGER NOT NULL, value BLOB NOT NULL);"
+    "  n INTEGER PRIMARY KEY, revision INTEGER NOT NULL, key BLOB NOT NULL, deleted INTEGER NOT "
+    "NULL, value BLOB NOT NULL);"
     "CREATE INDEX IF NOT EXISTS history_revision ON history(revision);";
 
-Error TooLarge(std::string message) { return Error(Code::kInvalidArgument, "store.too_large", std::move(message)); }
+Error TooLarge(std::string message) {
+  return Error(Code::kInvalidArgument, "store.too_large", std::move(message));
+}
 Error NoLease(LeaseId lease) {
-  return Error(Code::kNotFound, "store.lease", fmt::format("lease {} has ended or never was", lease));
+  return Error(Code::kNotFound, "store.lease",
+               fmt::format("lease {} has ended or never was", lease));
 }
 
 Result<void> CheckKey(const std::string& key) {
@@ -47,19 +52,23 @@ Result<void> CheckKey(const std::string& key) {
   return Ok();
 }
 
-Result<void> CheckBatch(const std::vector<Condition>& conditions, const std::vector<Write>& writes) {
+Result<void> CheckBatch(const std::vector<Condition>& conditions,
+                        const std::vector<Write>& writes) {
   if (conditions.size() > kMaxBatch || writes.size() > kMaxBatch) {
-    return TooLarge(fmt::format("a transaction has at most {} conditions and {} writes", kMaxBatch, kMaxBatch));
+    return TooLarge(
+        fmt::format("a transaction has at most {} conditions and {} writes", kMaxBatch, kMaxBatch));
   }
   for (const Condition& condition : conditions) DSEC_TRY_VOID(CheckKey(condition.key));
   std::set<std::string_view> keys;
   for (const Write& write : writes) {
     DSEC_TRY_VOID(CheckKey(write.key));
     if (write.value.has_value() && write.value->size() > kMaxValue) {
-      return TooLarge(fmt::format("a value has at most {} bytes, not {}", kMaxValue, write.value->size()));
+      return TooLarge(
+          fmt::format("a value has at most {} bytes, not {}", kMaxValue, write.value->size()));
     }
     if (!keys.insert(write.key).second) {
-      return Error(Code::kInvalidArgument, "store.duplicate", "a key is written twice in one transaction");
+      return Error(Code::kInvalidArgument, "store.duplicate",
+                   "a key is written twice in one transaction");
     }
   }
   return Ok();
@@ -75,8 +84,9 @@ KeyRange KeyRange::Prefix(std::string prefix) {
   return {std::move(prefix), std::move(end)};
 }
 
-runtime::Task<Revision> Store::Put(std::string key, std::string value, std::optional<Revision> expected,
-                                   LeaseId lease, runtime::Deadline deadline) {
+runtime::Task<Revision> Store::Put(std::string key, std::string value,
+                                   std::optional<Revision> expected, LeaseId lease,
+                                   runtime::Deadline deadline) {
   std::vector<Condition> conditions;
   if (expected.has_value()) conditions.push_back({key, *expected});
   std::vector<Write> writes;
@@ -91,7 +101,8 @@ struct SqliteStore::Waiter {
   runtime::AsyncEvent news;
 };
 
-Result<std::unique_ptr<SqliteStore>> SqliteStore::Open(const std::string& path, runtime::Executor executor,
+Result<std::unique_ptr<SqliteStore>> SqliteStore::Open(const std::string& path,
+                                                       runtime::Executor executor,
                                                        const Clock& clock) {
   DSEC_TRY(auto database, Database::Open(path));
   std::unique_ptr<SqliteStore> store(new SqliteStore(std::move(database), clock));
@@ -103,7 +114,8 @@ Result<std::unique_ptr<SqliteStore>> SqliteStore::Open(const std::string& path, 
   return store;
 }
 
-SqliteStore::SqliteStore(Database database, const Clock& clock) : database_(std::move(database)), clock_(clock) {}
+SqliteStore::SqliteStore(Database database, const Clock& clock)
+    : database_(std::move(database)), clock_(clock) {}
 
 SqliteStore::~SqliteStore() = default;
 
@@ -118,15 +130,22 @@ Result<void> SqliteStore::Prepare() {
   DSEC_TRY_VOID(database_.Execute(fmt::format("PRAGMA user_version={}", kSchemaVersion).c_str()));
   const std::pair<Statement*, const char*> statements[] = {
       {&find_, "SELECT value, version, lease FROM entries WHERE key=?1"},
-      {&range_, "SELECT key, value, version, lease FROM entries WHERE key>=?1 AND key<?2 ORDER BY key LIMIT ?3"},
-      {&put_, "INSERT INTO entries(key, value, version, lease) VALUES(?1, ?2, ?3, ?4) "
-              "ON CONFLICT(key) DO UPDATE SET value=excluded.value, version=excluded.version, lease=excluded.lease"},
+      {&range_,
+       "SELECT key, value, version, lease FROM entries WHERE key>=?1 AND key<?2 ORDER BY key LIMIT "
+       "?3"},
+      {&put_,
+       "INSERT INTO entries(key, value, version, lease) VALUES(?1, ?2, ?3, ?4) "
+       "ON CONFLICT(key) DO UPDATE SET value=excluded.value, version=excluded.version, "
+       "lease=excluded.lease"},
       {&erase_, "DELETE FROM entries WHERE key=?1"},
       {&log_, "INSERT INTO history(revision, key, deleted, value) VALUES(?1, ?2, ?3, ?4)"},
-      {&changes_, "SELECT revision, key, deleted, value FROM history WHERE revision>?1 AND key>=?2 AND key<?3 "
-                  "ORDER BY n LIMIT ?4"},
+      {&changes_,
+       "SELECT revision, key, deleted, value FROM history WHERE revision>?1 AND key>=?2 AND key<?3 "
+       "ORDER BY n LIMIT ?4"},
       // Whole transactions only: a watcher sees all of one or is told that it is forgotten.
-      {&prune_, "DELETE FROM history WHERE revision<=(SELECT revision FROM history ORDER BY n DESC LIMIT 1 OFFSET ?1)"},
+      {&prune_,
+       "DELETE FROM history WHERE revision<=(SELECT revision FROM history ORDER BY n DESC LIMIT 1 "
+       "OFFSET ?1)"},
       {&oldest_, "SELECT ifnull(min(revision), 0) FROM history"},
       {&lease_keys_, "SELECT key FROM entries WHERE lease=?1 AND lease<>0"},
       {&add_lease_, "INSERT INTO leases(id, ttl_ms) VALUES(?1, ?2)"},
@@ -171,10 +190,11 @@ runtime::Task<Page> SqliteStore::Range(KeyRange range, uint32_t limit, runtime::
   co_return co_await thread_->Run(std::move(read), deadline);
 }
 
-runtime::Task<Revision> SqliteStore::Commit(std::vector<Condition> conditions, std::vector<Write> writes,
-                                            runtime::Deadline deadline) {
+runtime::Task<Revision> SqliteStore::Commit(std::vector<Condition> conditions,
+                                            std::vector<Write> writes, runtime::Deadline deadline) {
   DSEC_CO_TRY_VOID(CheckBatch(conditions, writes));
-  auto apply = [this, conditions = std::move(conditions), writes = std::move(writes)]() -> Result<Revision> {
+  auto apply = [this, conditions = std::move(conditions),
+                writes = std::move(writes)]() -> Result<Revision> {
     DSEC_TRY_VOID(EndExpired());
     return Apply(conditions, writes);
   };
@@ -184,11 +204,14 @@ runtime::Task<Revision> SqliteStore::Commit(std::vector<Condition> conditions, s
 runtime::Task<LeaseId> SqliteStore::Grant(milliseconds ttl, runtime::Deadline deadline) {
   if (ttl < kMinTtl || ttl > kMaxTtl) {
     co_return Error(Code::kInvalidArgument, "store.ttl",
-                    fmt::format("a lease has {}..{} ms, not {}", kMinTtl.count(), kMaxTtl.count(), ttl.count()));
+                    fmt::format("a lease has {}..{} ms, not {}", kMinTtl.count(), kMaxTtl.count(),
+                                ttl.count()));
   }
   auto grant = [this, ttl]() -> Result<LeaseId> {
     const LeaseId id = next_lease_;
-    DSEC_TRY_VOID(add_lease_.Bind(1, static_cast<int64_t>(id)).Bind(2, static_cast<int64_t>(ttl.count())).Run());
+    DSEC_TRY_VOID(add_lease_.Bind(1, static_cast<int64_t>(id))
+                      .Bind(2, static_cast<int64_t>(ttl.count()))
+                      .Run());
     ++next_lease_;
     leases_[id] = {ttl, clock_.Mono() + ttl};
     return id;
@@ -215,7 +238,8 @@ runtime::Task<void> SqliteStore::Revoke(LeaseId lease, runtime::Deadline deadlin
   co_return co_await thread_->Run(std::move(revoke), deadline);
 }
 
-runtime::Task<Changes> SqliteStore::Watch(KeyRange range, Revision after, runtime::Deadline deadline) {
+runtime::Task<Changes> SqliteStore::Watch(KeyRange range, Revision after,
+                                          runtime::Deadline deadline) {
   const auto waiter = std::make_shared<Waiter>(co_await boost::asio::this_coro::executor);
   struct Registration {
     SqliteStore& store;
@@ -272,11 +296,13 @@ Result<Page> SqliteStore::Read(const KeyRange& range, uint32_t limit) {
       return page;
     }
     page.entries.push_back({std::string(range_.Blob(0)), std::string(range_.Blob(1)),
-                            static_cast<Revision>(range_.Int(2)), static_cast<LeaseId>(range_.Int(3))});
+                            static_cast<Revision>(range_.Int(2)),
+                            static_cast<LeaseId>(range_.Int(3))});
   }
 }
 
-Result<Revision> SqliteStore::Apply(const std::vector<Condition>& conditions, const std::vector<Write>& writes) {
+Result<Revision> SqliteStore::Apply(const std::vector<Condition>& conditions,
+                                    const std::vector<Write>& writes) {
   for (const Write& write : writes) {
     if (write.lease != 0 && !leases_.contains(write.lease)) return NoLease(write.lease);
   }
@@ -286,7 +312,8 @@ Result<Revision> SqliteStore::Apply(const std::vector<Condition>& conditions, co
     const Revision version = entry.has_value() ? entry->version : 0;
     if (version != condition.version) {
       return Error(Code::kConflict, "store.version",
-                   fmt::format("key \"{}\" is at version {}, not {}", condition.key, version, condition.version));
+                   fmt::format("key \"{}\" is at version {}, not {}", condition.key, version,
+                               condition.version));
     }
   }
   const Revision revision = revision_ + 1;
@@ -360,7 +387,8 @@ Result<void> SqliteStore::EndExpired() {
 Result<Changes> SqliteStore::ChangesAfter(const KeyRange& range, Revision after) {
   if (after < compacted_) {
     return Error(Code::kGone, "store.compacted",
-                 fmt::format("changes up to revision {} are forgotten, {} was asked for", compacted_, after));
+                 fmt::format("changes up to revision {} are forgotten, {} was asked for",
+                             compacted_, after));
   }
   Changes found;
   found.next = std::max(after, revision_);
@@ -371,7 +399,8 @@ Result<Changes> SqliteStore::ChangesAfter(const KeyRange& range, Revision after)
   while (true) {
     DSEC_TRY(const bool row, changes_.Step());
     if (!row) return found;
-    Change change{std::string(changes_.Blob(1)), std::nullopt, static_cast<Revision>(changes_.Int(0))};
+    Change change{std::string(changes_.Blob(1)), std::nullopt,
+                  static_cast<Revision>(changes_.Int(0))};
     if (changes_.Int(2) == 0) change.value = std::string(changes_.Blob(3));
     // Cut between transactions.
     if (found.changes.size() >= kMaxChanges && found.changes.back().revision != change.revision) {

@@ -15,16 +15,17 @@
 
 namespace dsec::store {
 
-// The store of a single machine: one SQLite file, used by one thread of its own. A commit that was answered survives kill -9
-// of the process. Leases count from the moment of opening again after a restart. Must end before its shards do.
+// The store of a single machine: one SQLite file, used by one thread of its own. A commit that was
+// answered survives kill -9 of the process. Leases count from the moment of opening again after a
+// restart. Must end before its shards do.
 class SqliteStore final : public Store {
  public:
   // Watchers that are more than this many changes behind are told store.compacted.
   static constexpr uint64_t kHistory = 10'000;
 
   // `executor` runs the expiry of leases.
-  static Result<std::unique_ptr<SqliteStore>> Open(const std::string& path, runtime::Executor executor,
-                                                   const Clock& clock);
+  static Result<std::unique_ptr<SqliteStore>> Open(const std::string& path,
+                                                   runtime::Executor executor, const Clock& clock);
   ~SqliteStore() override;
 
   runtime::Task<std::optional<Entry>> Get(std::string key, runtime::Deadline deadline) override;
@@ -49,7 +50,8 @@ class SqliteStore final : public Store {
   // On the store's thread alone.
   Result<std::optional<Entry>> Find(const std::string& key);
   Result<Page> Read(const KeyRange& range, uint32_t limit);
-  Result<Revision> Apply(const std::vector<Condition>& conditions, const std::vector<Write>& writes);
+  Result<Revision> Apply(const std::vector<Condition>& conditions,
+                         const std::vector<Write>& writes);
   Result<void> ApplyWrite(const Write& write, Revision revision, bool& changed);
   Result<void> EndLeases(const std::vector<LeaseId>& leases);
   Result<void> EndExpired();
@@ -64,7 +66,8 @@ class SqliteStore final : public Store {
   Revision compacted_ = 0;
   LeaseId next_lease_ = 1;
   std::map<LeaseId, Lease> leases_;
-  Statement find_, range_, put_, erase_, log_, changes_, prune_, oldest_, lease_keys_, add_lease_, drop_lease_;
+  Statement find_, range_, put_, erase_, log_, changes_, prune_, oldest_, lease_keys_, add_lease_,
+      drop_lease_;
 
   std::mutex waiters_mutex_;
   std::vector<std::shared_ptr<Waiter>> waiters_;

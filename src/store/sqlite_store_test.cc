@@ -72,7 +72,8 @@ TEST_P(SqliteStoreHistory, WatcherTooFarBehind_IsToldSo) {
   EXPECT_EQ(behind.error().code(), Code::kGone);
   EXPECT_EQ(behind.error().reason(), "store.compacted");
   harness_->Reopen();
-  EXPECT_EQ(Run(store().Watch(KeyRange::Prefix("a"), start - 1, Soon())).error().reason(), "store.compacted");
+  EXPECT_EQ(Run(store().Watch(KeyRange::Prefix("a"), start - 1, Soon())).error().reason(),
+            "store.compacted");
   const Revision now = Run(store().Range(KeyRange::Prefix(""), 1, Soon()))->revision;
   EXPECT_TRUE(Run(store().Watch(KeyRange::Prefix("a"), now, Now())).ok());
 }

@@ -12,7 +12,8 @@
 
 namespace dsec::store {
 
-// Counts the transactions that changed something. The version of an entry is the revision that wrote it.
+// Counts the transactions that changed something. The version of an entry is the revision that
+// wrote it.
 using Revision = uint64_t;
 // 0: no lease.
 using LeaseId = uint64_t;
@@ -61,9 +62,10 @@ struct Changes {
   Revision next = 0;            // to ask after
 };
 
-// A small strongly consistent key-value store: the control state of a cluster. Every transaction is atomic, durable as far as
-// its implementation says, and seen by all that begin after it ended. Thread-safe; a call resumes on the caller's shard.
-// Keys: 1..1024 bytes; values: at most 1 MiB; a transaction: at most 128 conditions and 128 writes. Beyond: kInvalidArgument store.too_large.
+// A small strongly consistent key-value store: the control state of a cluster. Every transaction is
+// atomic, durable as far as its implementation says, and seen by all that begin after it ended.
+// Thread-safe; a call resumes on the caller's shard. Keys: 1..1024 bytes; values: at most 1 MiB; a
+// transaction: at most 128 conditions and 128 writes. Beyond: kInvalidArgument store.too_large.
 // kUnavailable store.*: nothing is known about the outcome of a write. kDeadlineExceeded: nor here.
 class Store {
  public:
@@ -72,23 +74,28 @@ class Store {
   virtual runtime::Task<std::optional<Entry>> Get(std::string key, runtime::Deadline deadline) = 0;
   // At most `limit` (1..1000) entries.
   virtual runtime::Task<Page> Range(KeyRange range, uint32_t limit, runtime::Deadline deadline) = 0;
-  // All writes if every condition holds, and the new revision; else kConflict store.version, which names the key that was
-  // found at another version. kNotFound store.lease: a write names a lease that has ended. A key may be written once.
-  virtual runtime::Task<Revision> Commit(std::vector<Condition> conditions, std::vector<Write> writes,
-                                         runtime::Deadline deadline) = 0;
+  // All writes if every condition holds, and the new revision; else kConflict store.version, which
+  // names the key that was found at another version. kNotFound store.lease: a write names a lease
+  // that has ended. A key may be written once.
+  virtual runtime::Task<Revision> Commit(std::vector<Condition> conditions,
+                                         std::vector<Write> writes, runtime::Deadline deadline) = 0;
   // Put-if-version: `expected` 0 = must not exist; none = in any case.
-  runtime::Task<Revision> Put(std::string key, std::string value, std::optional<Revision> expected, LeaseId lease,
-                              runtime::Deadline deadline);
+  runtime::Task<Revision> Put(std::string key, std::string value, std::optional<Revision> expected,
+                              LeaseId lease, runtime::Deadline deadline);
 
-  // The keys under a lease are deleted when it ends: when nobody kept it alive for `ttl` (1 s..1 day), or by Revoke.
-  virtual runtime::Task<LeaseId> Grant(std::chrono::milliseconds ttl, runtime::Deadline deadline) = 0;
+  // The keys under a lease are deleted when it ends: when nobody kept it alive for `ttl` (1 s..1
+  // day), or by Revoke.
+  virtual runtime::Task<LeaseId> Grant(std::chrono::milliseconds ttl,
+                                       runtime::Deadline deadline) = 0;
   // kNotFound store.lease once it has ended.
   virtual runtime::Task<void> KeepAlive(LeaseId lease, runtime::Deadline deadline) = 0;
   virtual runtime::Task<void> Revoke(LeaseId lease, runtime::Deadline deadline) = 0;
 
-  // Changes in the range after `after`, waiting until the deadline for the first; none then. kGone store.compacted: changes
-  // after `after` are forgotten; read the range and go on from its revision.
-  virtual runtime::Task<Changes> Watch(KeyRange range, Revision after, runtime::Deadline deadline) = 0;
+  // Changes in the range after `after`, waiting until the deadline for the first; none then. kGone
+  // store.compacted: changes after `after` are forgotten; read the range and go on from its
+  // revision.
+  virtual runtime::Task<Changes> Watch(KeyRange range, Revision after,
+                                       runtime::Deadline deadline) = 0;
 };
 
 }  // namespace dsec::store

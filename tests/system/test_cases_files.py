@@ -139,7 +139,7 @@ def test_case_047_mounts_are_seen_alike(shared):
 
 
 def test_case_048_large_directories(client):
-    with sandbox(client, disk_inodes_limit=200000) as box:
+    with sandbox(client, disk_limit_mb=2048) as box:
         assert box.exec(["python3", "-c", "import os\nos.mkdir('/tmp/many')\n"
                          "for i in range(50000): open(f'/tmp/many/{i:06}', 'w').close()"]).ok
         names = [entry.name for entry in box.files.list("/tmp/many", page_size=1000)]

@@ -42,7 +42,8 @@ EdgeFixture::~EdgeFixture() {
 void EdgeFixture::WriteProc(const std::string& boot_id) {
   std::filesystem::create_directories(options_.proc_root + "/sys/kernel/random");
   std::ofstream(options_.proc_root + "/sys/kernel/random/boot_id") << boot_id << "\n";
-  std::ofstream(options_.proc_root + "/meminfo") << "MemTotal: 16000000 kB\nMemAvailable: 16000000 kB\n";
+  std::ofstream(options_.proc_root + "/meminfo")
+      << "MemTotal: 16000000 kB\nMemAvailable: 16000000 kB\n";
 }
 
 void EdgeFixture::Start() {
@@ -117,14 +118,16 @@ v1::SandboxRecord EdgeFixture::Get(const std::string& id) {
   return view->record();
 }
 
-v1::ExecRequest EdgeFixture::ExecOf(const std::string& op_id, const std::vector<std::string>& argv) {
+v1::ExecRequest EdgeFixture::ExecOf(const std::string& op_id,
+                                    const std::vector<std::string>& argv) {
   v1::ExecRequest request;
   request.set_op_id(op_id);
   for (const std::string& item : argv) request.add_argv(item);
   return request;
 }
 
-Result<v1::ExecReply> EdgeFixture::Exec(const std::string& id, const v1::ExecRequest& request, Attachment* follower) {
+Result<v1::ExecReply> EdgeFixture::Exec(const std::string& id, const v1::ExecRequest& request,
+                                        Attachment* follower) {
   return Run(edge_->Exec(SandboxId(id), request, follower, Soon()));
 }
 
@@ -148,7 +151,8 @@ std::vector<v1::Event> EdgeFixture::Events(const std::string& id) {
 std::vector<std::string> EdgeFixture::EventTypes(const std::string& id) {
   std::vector<std::string> types;
   for (const v1::Event& event : Events(id)) {
-    types.push_back(event.type() == "state" ? std::string(model::StateName(event.state())) : event.type());
+    types.push_back(event.type() == "state" ? std::string(model::StateName(event.state()))
+                                            : event.type());
   }
   return types;
 }

@@ -19,8 +19,12 @@ namespace dsec::edge::testing {
 // A clock that tests move while shards read it.
 class TestClock final : public Clock {
  public:
-  MonoTime Mono() const override { return MonoTime(std::chrono::milliseconds(3'600'000 + ms_.load())); }
-  WallTime Wall() const override { return WallTime(std::chrono::milliseconds(1'800'000'000'000 + ms_.load())); }
+  MonoTime Mono() const override {
+    return MonoTime(std::chrono::milliseconds(3'600'000 + ms_.load()));
+  }
+  WallTime Wall() const override {
+    return WallTime(std::chrono::milliseconds(1'800'000'000'000 + ms_.load()));
+  }
   void Advance(std::chrono::milliseconds by) { ms_ += by.count(); }
 
  private:
@@ -57,12 +61,14 @@ class EdgeFixture : public ::testing::Test {
 
   static v1::CreateRequest CreateRequestOf(const std::string& request_id);
   // A running sandbox.
-  std::string Create(const std::string& request_id, const std::function<void(v1::CreateRequest&)>& change = {});
+  std::string Create(const std::string& request_id,
+                     const std::function<void(v1::CreateRequest&)>& change = {});
   Result<Created> TryCreate(const v1::CreateRequest& request);
   Result<v1::SandboxView> Delete(const std::string& id, uint64_t grace_ms = 0, bool wait = true);
   v1::SandboxRecord Get(const std::string& id);
   v1::ExecRequest ExecOf(const std::string& op_id, const std::vector<std::string>& argv);
-  Result<v1::ExecReply> Exec(const std::string& id, const v1::ExecRequest& request, Attachment* follower = nullptr);
+  Result<v1::ExecReply> Exec(const std::string& id, const v1::ExecRequest& request,
+                             Attachment* follower = nullptr);
   std::vector<v1::Event> Events(const std::string& id);
   std::vector<std::string> EventTypes(const std::string& id);
   // Moves the clock and lets deadlines act.
@@ -70,7 +76,8 @@ class EdgeFixture : public ::testing::Test {
   // Waits for a state of the record.
   void AwaitState(const std::string& id, v1::State state);
   static void Await(const std::function<bool()>& condition);
-  // Nothing of an ended sandbox is left, each has exactly one terminal event, and no event is missing.
+  // Nothing of an ended sandbox is left, each has exactly one terminal event, and no event is
+  // missing.
   void CheckInvariants();
 
   std::string dir_;
@@ -86,7 +93,8 @@ class EdgeFixture : public ::testing::Test {
 
  private:
   template <typename T>
-  static boost::asio::awaitable<void> Deliver(runtime::Task<T> task, std::promise<Result<T>> promise) {
+  static boost::asio::awaitable<void> Deliver(runtime::Task<T> task,
+                                              std::promise<Result<T>> promise) {
     auto result = co_await std::move(task);
     promise.set_value(std::move(result));
   }

@@ -160,7 +160,8 @@ bool FakeHost::Alive(std::string_view id) const {
   return box != state_.boxes.end() && box->second.agent;
 }
 
-Result<v1::ExecReply> FakeHost::Reply(std::string_view id, std::string_view op_id, uint64_t offset, bool known) {
+Result<v1::ExecReply> FakeHost::Reply(std::string_view id, std::string_view op_id, uint64_t offset,
+                                      bool known) {
   std::lock_guard lock(mutex_);
   const auto box = state_.boxes.find(id);
   if (box == state_.boxes.end() || !box->second.agent) return NoExec(op_id);
@@ -209,7 +210,8 @@ class FakeChannel final : public rpc::Channel {
   void Close() override { closed_ = true; }
 
  private:
-  runtime::Task<std::string> Dispatch(std::string method, std::string payload, runtime::Deadline deadline) {
+  runtime::Task<std::string> Dispatch(std::string method, std::string payload,
+                                      runtime::Deadline deadline) {
     EventHub::Subscription changes(host_.changes_, id_, executor_);
     while (host_.Silent(id_) && !closed()) {
       DSEC_CO_TRY_VOID(co_await changes.Wait(deadline));
@@ -227,7 +229,8 @@ class FakeChannel final : public rpc::Channel {
 
   static Error Closed() { return Error(Code::kUnavailable, "rpc.closed", "the agent is gone"); }
 
-  runtime::Task<std::string> Exec(std::string payload, EventHub::Subscription& changes, runtime::Deadline deadline) {
+  runtime::Task<std::string> Exec(std::string payload, EventHub::Subscription& changes,
+                                  runtime::Deadline deadline) {
     v1::ExecRequest request;
     request.ParseFromString(payload);
     bool known = false;
@@ -238,7 +241,8 @@ class FakeChannel final : public rpc::Channel {
       const auto [exec, fresh] = box->second.execs.try_emplace(request.op_id());
       known = !fresh;
       if (known && exec->second.digest != request.request_digest()) {
-        co_return Error(Code::kAlreadyExists, "exec.op_id_reused", "op_id was used with another body");
+        co_return Error(Code::kAlreadyExists, "exec.op_id_reused",
+                        "op_id was used with another body");
       }
       if (fresh) {
         exec->second.digest = request.request_digest();
@@ -256,15 +260,19 @@ class FakeChannel final : public rpc::Channel {
     co_return co_await Poll(std::move(poll), known, changes, deadline);
   }
 
-  runtime::Task<std::string> Poll(v1::PollRequest request, bool known, EventHub::Subscription& changes,
-                                  runtime::Deadline deadline) {
-    const auto until = deadline.Sooner(runtime::Deadline::After(std::chrono::milliseconds(request.wait_ms())));
+  runtime::Task<std::string> Poll(v1::PollRequest request, bool known,
+                                  EventHub::Subscription& changes, runtime::Deadline deadline) {
+    const auto until =
+        deadline.Sooner(runtime::Deadline::After(std::chrono::milliseconds(request.wait_ms())));
     while (true) {
       if (closed()) co_return Closed();
-      DSEC_CO_TRY(const auto reply, host_.Reply(id_, request.op_id(), request.stdout_offset(), known));
-      if (!reply.running() || reply.stdout_chunks_size() > 0 || until.Expired()) co_return reply.SerializeAsString();
+      DSEC_CO_TRY(const auto reply,
+                  host_.Reply(id_, request.op_id(), request.stdout_offset(), known));
+      if (!reply.running() || reply.stdout_chunks_size() > 0 || until.Expired())
+        co_return reply.SerializeAsString();
       auto woken = co_await changes.Wait(until);
-      if (!woken.ok() && woken.error().code() == Code::kCancelled) co_return std::move(woken).error();
+      if (!woken.ok() && woken.error().code() == Code::kCancelled)
+        co_return std::move(woken).error();
     }
   }
 
@@ -314,7 +322,8 @@ class FakeChannel final : public rpc::Channel {
       info.set_type("file");
       return info.SerializeAsString();
     }
-    return Error(Code::kNotFound, "rpc.unimplemented", fmt::format("the fake agent has no {}", method));
+    return Error(Code::kNotFound, "rpc.unimplemented",
+                 fmt::format("the fake agent has no {}", method));
   }
 
   FakeHost& host_;
@@ -326,7 +335,9 @@ class FakeChannel final : public rpc::Channel {
 class FakeInstance final : public sandbox::Instance {
  public:
   FakeInstance(FakeHost& host, std::string id, const runtime::Executor& executor)
-      : host_(host), id_(std::move(id)), agent_(std::make_shared<FakeChannel>(host_, id_, executor)) {}
+      : host_(host),
+        id_(std::move(id)),
+        agent_(std::make_shared<FakeChannel>(host_, id_, executor)) {}
 
   std::shared_ptr<rpc::Channel> agent() override { return agent_->closed() ? nullptr : agent_; }
   runtime::Task<sandbox::AgentEnd> WaitEnd() override { return WaitEndOf(host_, id_, agent_); }
@@ -442,14 +453,16 @@ Result<void> FakeBackend::Make(v1::SandboxRecord& record, const sandbox::Journal
   return Ok();
 }
 
-runtime::Task<std::shared_ptr<sandbox::Instance>> FakeBackend::Adopt(const v1::SandboxRecord& record,
-                                                                     runtime::Deadline) {
+runtime::Task<std::shared_ptr<sandbox::Instance>> FakeBackend::Adopt(
+    const v1::SandboxRecord& record, runtime::Deadline) {
   const auto executor = co_await boost::asio::this_coro::executor;
   {
     std::lock_guard lock(host_.mutex_);
     const auto box = host_.state_.boxes.find(record.id());
-    if (box == host_.state_.boxes.end() || !box->second.agent || box->second.pid != record.agent_pid()) {
-      co_return Error(Code::kGone, "agent.gone", fmt::format("agent {} is not alive", record.agent_pid()));
+    if (box == host_.state_.boxes.end() || !box->second.agent ||
+        box->second.pid != record.agent_pid()) {
+      co_return Error(Code::kGone, "agent.gone",
+                      fmt::format("agent {} is not alive", record.agent_pid()));
     }
     if (host_.state_.silent.contains(record.id())) {
       co_return Error(Code::kDeadlineExceeded, "agent.silent", "the agent does not answer");
@@ -458,12 +471,14 @@ runtime::Task<std::shared_ptr<sandbox::Instance>> FakeBackend::Adopt(const v1::S
   co_return std::make_shared<FakeInstance>(host_, record.id(), executor);
 }
 
-runtime::Task<void> FakeBackend::Destroy(const v1::SandboxRecord& record, runtime::Deadline deadline) {
+runtime::Task<void> FakeBackend::Destroy(const v1::SandboxRecord& record,
+                                         runtime::Deadline deadline) {
   const std::string id = record.id();
   auto destroy = [this, id]() -> Result<void> {
     host_.KillAgent(id, false);
     std::scoped_lock lock(mutex_, host_.mutex_);
-    if (making_.contains(id)) return Error(Code::kDeadlineExceeded, "sandbox.stuck", "its create hangs");
+    if (making_.contains(id))
+      return Error(Code::kDeadlineExceeded, "sandbox.stuck", "its create hangs");
     if (host_.state_.stuck.contains(id)) {
       return Error(Code::kDeadlineExceeded, "sandbox.stuck", "a process is in state D");
     }
@@ -473,13 +488,14 @@ runtime::Task<void> FakeBackend::Destroy(const v1::SandboxRecord& record, runtim
   co_return co_await pool_.Run(std::move(destroy), deadline);
 }
 
-runtime::Task<std::vector<std::string>> FakeBackend::Sweep(const std::vector<v1::SandboxRecord>& live,
-                                                           runtime::Deadline) {
+runtime::Task<std::vector<std::string>> FakeBackend::Sweep(
+    const std::vector<v1::SandboxRecord>& live, runtime::Deadline) {
   std::set<std::string, std::less<>> owned;
   for (const v1::SandboxRecord& record : live) owned.insert(record.id());
   std::vector<std::string> lines;
   std::scoped_lock lock(mutex_, host_.mutex_);
-  for (const std::string& thing : std::exchange(host_.state_.planted, {})) lines.push_back("removed " + thing);
+  for (const std::string& thing : std::exchange(host_.state_.planted, {}))
+    lines.push_back("removed " + thing);
   std::erase_if(host_.state_.boxes, [&](const auto& entry) {
     const bool orphan = !owned.contains(entry.first) && !making_.contains(entry.first);
     if (orphan) lines.push_back("removed sandbox " + entry.first);

@@ -17,11 +17,11 @@
 
 namespace dsec::edge::testing {
 
-// A host in memory: for each sandbox the things that exist for it and an agent that keeps execs. It outlives the backends and
-// edges that use it, as a real one does. Thread-safe.
+// A host in memory: for each sandbox the things that exist for it and an agent that keeps execs. It
+// outlives the backends and edges that use it, as a real one does. Thread-safe.
 //
-// An exec's argv says what it does: "exit N" ends at once; "echo TEXT" writes and ends with 0; anything else runs until
-// FinishExec, a signal or the end of its agent.
+// An exec's argv says what it does: "exit N" ends at once; "echo TEXT" writes and ends with 0;
+// anything else runs until FinishExec, a signal or the end of its agent.
 class FakeHost {
  public:
   FakeHost() = default;
@@ -85,7 +85,8 @@ class FakeHost {
   bool Alive(std::string_view id) const;
   bool Silent(std::string_view id) const;
   bool ShutdownHeld() const;
-  Result<v1::ExecReply> Reply(std::string_view id, std::string_view op_id, uint64_t offset, bool known);
+  Result<v1::ExecReply> Reply(std::string_view id, std::string_view op_id, uint64_t offset,
+                              bool known);
 
   mutable std::mutex mutex_;
   State state_;
@@ -95,12 +96,14 @@ class FakeHost {
 // Passes "fake.create.step" before each thing that it makes. Its threads run the journal.
 class FakeBackend final : public sandbox::Backend {
  public:
-  explicit FakeBackend(FakeHost& host, size_t threads = 4) : host_(host), pool_("fake", threads, 10'000) {}
+  explicit FakeBackend(FakeHost& host, size_t threads = 4)
+      : host_(host), pool_("fake", threads, 10'000) {}
 
   std::string_view name() const override { return "fake"; }
   std::vector<v1::Capability> Capabilities() const override;
   Result<void> Normalize(v1::SandboxSpec& spec) const override;
-  runtime::Task<std::shared_ptr<sandbox::Instance>> Create(v1::SandboxRecord& record, sandbox::Journal journal,
+  runtime::Task<std::shared_ptr<sandbox::Instance>> Create(v1::SandboxRecord& record,
+                                                           sandbox::Journal journal,
                                                            runtime::Deadline deadline) override;
   runtime::Task<std::shared_ptr<sandbox::Instance>> Adopt(const v1::SandboxRecord& record,
                                                           runtime::Deadline deadline) override;
