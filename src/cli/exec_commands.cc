@@ -176,10 +176,12 @@ class Printer {
       }
       return os::WriteAll(type == "stdout" ? STDOUT_FILENO : STDERR_FILENO, *data).ok();
     }
+    if (type == "started") started_ = true;
     if (type == "exit") result_ = record.value("result", json::object());
     if (type == "error") error_ = record.value("error", json::object()).value("message", "");
     return true;
   }
+  bool started() const { return started_; }
   // Prints how it ended when that was no exit code.
   int Finish() const {
     if (!error_.empty()) {
@@ -197,6 +199,7 @@ class Printer {
   }
 
  private:
+  bool started_ = false;
   json result_;
   std::string error_;
 };
@@ -268,9 +271,16 @@ int RunExec(Context& context, Connection& api, const std::string& sandbox, const
   Result<void> done;
   {
     const RawTerminal terminal(flags.tty && flags.stdin_open);
-    const Control control(*endpoint, target + "/" + PercentEncode(op), flags.stdin_open, flags.tty);
-    done = api.Stream("POST", target, text(),
-                      [&](std::string_view line) { return printer.OnLine(line); });
+    // Input can only be sent to a command that exists: the control thread starts with it.
+    std::unique_ptr<Control> control;
+    done = api.Stream("POST", target, text(), [&](std::string_view line) {
+      const bool goes_on = printer.OnLine(line);
+      if (printer.started() && !control) {
+        control = std::make_unique<Control>(*endpoint, target + "/" + PercentEncode(op),
+                                            flags.stdin_open, flags.tty);
+      }
+      return goes_on;
+    });
   }
   if (!done.ok()) return Fail(done.error());
   return printer.Finish();

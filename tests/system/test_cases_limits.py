@@ -195,8 +195,8 @@ def test_case_072_cpu_time_of_a_killed_tree_is_counted(shared):
 
 
 def test_open_files_limit(client):
-    with sandbox(client, open_files_limit=64) as box:
-        assert box.run_shell("ulimit -n").stdout == b"64\n"
+    with sandbox(client, open_files_limit=300) as box:
+        assert box.run_shell("ulimit -n").stdout == b"300\n"
 
 
 def test_spawn_at_the_pids_limit_is_typed(client):
