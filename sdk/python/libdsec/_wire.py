@@ -140,17 +140,42 @@ def exec_body(
     return body
 
 
-class OutputCollector:
-    """Puts stream records of one exec together; knows where to go on after a cut."""
+class KeptBytes:
+    """Head and tail of one stream within a cap; a reader that keeps up is sent more than the platform itself would keep."""
 
-    def __init__(self, op_id: str):
+    def __init__(self, cap: typing.Optional[int]):
+        self._cap = cap
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def add(self, data: bytes) -> None:
+        if self._cap is None:
+            self._head += data
+            return
+        room = self._cap - len(self._head)
+        self._head += data[: max(0, room)]
+        self._tail += data[max(0, room):]
+        if len(self._tail) > 2 * self._cap + 65536:
+            del self._tail[: len(self._tail) - self._cap]
+
+    def value(self) -> bytes:
+        if not self._tail:
+            return bytes(self._head)
+        tail = (self._cap or 0) - (self._cap or 0) // 2
+        whole_tail = bytes(self._tail[-tail:]) if len(self._tail) >= tail else bytes(self._head[len(self._head) - tail + len(self._tail):]) + bytes(self._tail)
+        return bytes(self._head[: (self._cap or 0) // 2]) + whole_tail
+
+
+class OutputCollector:
+    """Puts stream records of one exec together; knows where to go on after a cut. Keeps at most ``cap`` bytes of a stream."""
+
+    def __init__(self, op_id: str, cap: typing.Optional[int] = None):
         self.op_id = op_id
         self.pid = 0
         self.started = False
         self.offsets = {"stdout": 0, "stderr": 0}
-        self.parts: dict = {"stdout": [], "stderr": []}
+        self.kept = {"stdout": KeptBytes(cap), "stderr": KeptBytes(cap)}
         self.exit: typing.Optional[dict] = None
-        self.keep = True
 
     def feed(self, record: dict) -> typing.Optional[types.OutputChunk]:
         """Takes one record; returns the output that it brings, if any."""
@@ -164,8 +189,7 @@ class OutputCollector:
             offset = int(record["offset"])
             chunk = types.OutputChunk(kind, offset, data, int(record.get("skipped", 0)))
             self.offsets[kind] = offset + len(data)
-            if self.keep:
-                self.parts[kind].append(data)
+            self.kept[kind].add(data)
             return chunk
         elif kind == "exit":
             self.exit = record
@@ -177,16 +201,17 @@ class OutputCollector:
         """The result; requires that the exit record was fed."""
         assert self.exit is not None
         wire = self.exit.get("result", {})
-        streams = {name: self.exit.get(name) or {} for name in ("stdout", "stderr")}
+        kept = {name: self.kept[name].value() for name in ("stdout", "stderr")}
+        totals = {name: int((self.exit.get(name) or {}).get("total", 0)) for name in ("stdout", "stderr")}
         return types.ExecResult(
             op_id=self.op_id,
             end=types.end_from_wire(wire),
-            stdout=b"".join(self.parts["stdout"]),
-            stderr=b"".join(self.parts["stderr"]),
-            stdout_total=int(streams["stdout"].get("total", 0)),
-            stderr_total=int(streams["stderr"].get("total", 0)),
-            stdout_dropped=int(streams["stdout"].get("dropped", 0)),
-            stderr_dropped=int(streams["stderr"].get("dropped", 0)),
+            stdout=kept["stdout"],
+            stderr=kept["stderr"],
+            stdout_total=totals["stdout"],
+            stderr_total=totals["stderr"],
+            stdout_dropped=max(0, totals["stdout"] - len(kept["stdout"])),
+            stderr_dropped=max(0, totals["stderr"] - len(kept["stderr"])),
             wall_time=int(wire.get("wall_usec", 0)) / 1e6,
             user_time=int(wire.get("user_usec", 0)) / 1e6,
             system_time=int(wire.get("system_usec", 0)) / 1e6,

@@ -122,3 +122,19 @@ def test_ended_sandbox_tells_whose_fault():
     assert errors.from_body(body, 410).infrastructure
     body["details"]["termination"]["fault"] = "workload"
     assert not errors.from_body(body, 410).infrastructure
+
+
+@pytest.mark.parametrize("pieces", [[b"0123456789"], [b"01234", b"56789"], [b"0", b"123456789"]])
+def test_kept_bytes_are_exact_up_to_the_cap(pieces):
+    for cap, expected in ((None, b"0123456789"), (10, b"0123456789"), (9, b"012356789"[:4] + b"56789"), (4, b"0189")):
+        kept = _wire.KeptBytes(cap)
+        for piece in pieces:
+            kept.add(piece)
+        assert kept.value() == expected, (cap, pieces)
+
+
+def test_kept_bytes_of_a_flood_are_bounded():
+    kept = _wire.KeptBytes(1000)
+    for _ in range(10000):
+        kept.add(b"x" * 1000)
+    assert len(kept.value()) == 1000 and len(kept._tail) < 100000

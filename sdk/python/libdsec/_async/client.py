@@ -51,6 +51,10 @@ class Sandbox:
         await self.stop()
 
     @property
+    def _cap(self) -> typing.Optional[int]:
+        return self.info.get("limits", {}).get("output_bytes")
+
+    @property
     def id(self) -> str:
         """Opaque id."""
         return self.info["id"]
@@ -68,7 +72,7 @@ class Sandbox:
     async def exec(self, argv: typing.Sequence[types.BytesLike], **options: typing.Any) -> types.ExecResult:
         """Runs a program without a shell and waits for it. Options as ``run_shell``."""
         options.setdefault("op_id", _wire.new_id("op"))
-        return await _process.run(self._transport, self.id, _wire.exec_body(argv=argv, **options))
+        return await _process.run(self._transport, self.id, _wire.exec_body(argv=argv, **options), self._cap)
 
     async def run_shell(self, script: types.BytesLike, **options: typing.Any) -> types.ExecResult:
         """Runs a shell script of any size and waits for its end.
@@ -92,7 +96,7 @@ class Sandbox:
             errors.SandboxEndedError, errors.NotFoundError, errors.InvalidArgumentError, errors.InfrastructureError.
         """
         options.setdefault("op_id", _wire.new_id("op"))
-        return await _process.run(self._transport, self.id, _wire.exec_body(script=script, **options))
+        return await _process.run(self._transport, self.id, _wire.exec_body(script=script, **options), self._cap)
 
     async def start(
         self,
@@ -107,7 +111,7 @@ class Sandbox:
         body = _wire.exec_body(argv=argv, script=script, detached=True, **options)
         until = time.monotonic() + 30.0
         reply = (await self._transport.call("POST", f"{self._base}/exec", body=body, retry_until=until)).json()
-        return Process(self._transport, self.id, reply["op_id"], int(reply.get("pid", 0)))
+        return Process(self._transport, self.id, reply["op_id"], int(reply.get("pid", 0)), options.get("output_bytes") or self._cap)
 
     async def attach(self, op_id: str) -> Process:
         """Finds a command again, running or ended; its output can be read from the first byte.
@@ -115,7 +119,7 @@ class Sandbox:
         Raises:
             errors.NotFoundError: no such command, or its result was acknowledged and forgotten.
         """
-        process = Process(self._transport, self.id, op_id)
+        process = Process(self._transport, self.id, op_id, cap=self._cap)
         process._collector.pid = int((await process.status()).get("pid", 0))
         return process
 

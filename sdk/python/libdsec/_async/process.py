@@ -20,10 +20,10 @@ class Process:
     Not for concurrent readers: one ``stream()`` or ``wait()`` at a time.
     """
 
-    def __init__(self, transport: Transport, sandbox_id: str, op_id: str, pid: int = 0):
+    def __init__(self, transport: Transport, sandbox_id: str, op_id: str, pid: int = 0, cap: typing.Optional[int] = None):
         self._transport = transport
         self._base = f"/v1/sandboxes/{_wire.segment(sandbox_id)}/exec/{_wire.segment(op_id)}"
-        self._collector = _wire.OutputCollector(op_id)
+        self._collector = _wire.OutputCollector(op_id, cap)
         self._collector.pid = pid
         self._stdin_offset = 0
 
@@ -138,14 +138,14 @@ class Process:
         await self._transport.call("POST", f"{self._base}/ack", body={})
 
 
-async def run(transport: Transport, sandbox_id: str, body: dict) -> types.ExecResult:
+async def run(transport: Transport, sandbox_id: str, body: dict, cap: typing.Optional[int]) -> types.ExecResult:
     """Runs one attached command to its end with one round trip when it is short.
 
     A cut connection is taken up again under the same op_id; the command never runs twice. When the caller is interrupted
     the command is cancelled first.
     """
     path = f"/v1/sandboxes/{_wire.segment(sandbox_id)}/exec"
-    process = Process(transport, sandbox_id, body["op_id"])
+    process = Process(transport, sandbox_id, body["op_id"], cap=body.get("output_bytes") or cap)
     collector = process._collector
     failures = 0
     try:

@@ -52,6 +52,10 @@ class Sandbox:
         self.stop()
 
     @property
+    def _cap(self) -> typing.Optional[int]:
+        return self.info.get("limits", {}).get("output_bytes")
+
+    @property
     def id(self) -> str:
         """Opaque id."""
         return self.info["id"]
@@ -69,7 +73,7 @@ class Sandbox:
     def exec(self, argv: typing.Sequence[types.BytesLike], **options: typing.Any) -> types.ExecResult:
         """Runs a program without a shell and waits for it. Options as ``run_shell``."""
         options.setdefault("op_id", _wire.new_id("op"))
-        return _process.run(self._transport, self.id, _wire.exec_body(argv=argv, **options))
+        return _process.run(self._transport, self.id, _wire.exec_body(argv=argv, **options), self._cap)
 
     def run_shell(self, script: types.BytesLike, **options: typing.Any) -> types.ExecResult:
         """Runs a shell script of any size and waits for its end.
@@ -93,7 +97,7 @@ class Sandbox:
             errors.SandboxEndedError, errors.NotFoundError, errors.InvalidArgumentError, errors.InfrastructureError.
         """
         options.setdefault("op_id", _wire.new_id("op"))
-        return _process.run(self._transport, self.id, _wire.exec_body(script=script, **options))
+        return _process.run(self._transport, self.id, _wire.exec_body(script=script, **options), self._cap)
 
     def start(
         self,
@@ -108,7 +112,7 @@ class Sandbox:
         body = _wire.exec_body(argv=argv, script=script, detached=True, **options)
         until = time.monotonic() + 30.0
         reply = (self._transport.call("POST", f"{self._base}/exec", body=body, retry_until=until)).json()
-        return Process(self._transport, self.id, reply["op_id"], int(reply.get("pid", 0)))
+        return Process(self._transport, self.id, reply["op_id"], int(reply.get("pid", 0)), options.get("output_bytes") or self._cap)
 
     def attach(self, op_id: str) -> Process:
         """Finds a command again, running or ended; its output can be read from the first byte.
@@ -116,7 +120,7 @@ class Sandbox:
         Raises:
             errors.NotFoundError: no such command, or its result was acknowledged and forgotten.
         """
-        process = Process(self._transport, self.id, op_id)
+        process = Process(self._transport, self.id, op_id, cap=self._cap)
         process._collector.pid = int((process.status()).get("pid", 0))
         return process
 

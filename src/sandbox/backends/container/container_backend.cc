@@ -66,7 +66,6 @@ v1::HelloRequest HelloOf(const v1::SandboxRecord& record, std::string token) {
   hello.set_open_files(spec.limits().open_files());
   hello.set_memory_limit_bytes(spec.limits().memory_bytes());
   hello.set_pids_limit(spec.limits().pids());
-  *hello.mutable_entrypoint() = spec.entrypoint();
   return hello;
 }
 
