@@ -106,7 +106,7 @@ def test_agent_death_is_one_infrastructure_failure(node):
                     comm = file.read()
             except OSError:
                 continue
-            if marker in text and "aether" in comm:
+            if marker in text and "dsec-aeth" in comm:
                 victims.append(int(pid))
         assert victims
         for pid in victims:

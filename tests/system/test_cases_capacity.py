@@ -62,7 +62,7 @@ def test_case_098_failure_frees_capacity(node, client, full):
             groups = pathlib.Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii")
         except OSError:
             continue
-        if f"dsec-{node.node_id}/" in groups and "aether" in comm:
+        if f"dsec-{node.node_id}/" in groups and "dsec-aeth" in comm:
             agents.append(int(pid))
     for pid in agents:
         os.kill(pid, signal.SIGKILL)

@@ -240,7 +240,9 @@ class DSecClient:
         """
         body = args.to_wire()
         body["request_id"] = request_id or _wire.new_id("req")
-        body["timeout_ms"] = body["capacity_wait_ms"] = max(1, types._scaled("timeout", timeout, 1000) or 0)
+        body["timeout_ms"] = max(1, types._scaled("timeout", timeout, 1000) or 0)
+        # Less than the whole, so that the answer is "no capacity" and not "no time".
+        body["capacity_wait_ms"] = body["timeout_ms"] - min(1000, body["timeout_ms"] // 2)
         until = time.monotonic() + timeout
         response = self._transport.call("POST", "/v1/sandboxes", body=body, timeout=timeout + 5.0, retry_until=until)
         return Sandbox(self._transport, response.json())
