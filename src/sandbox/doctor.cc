@@ -28,31 +28,34 @@
 namespace dsec::sandbox {
 namespace {
 
-constexpr int kPrSchedCore = 62;            // linux/prctl.h of 5.14
+constexpr int kPrSchedCore = 62;             // linux/prctl.h of 5.14
 constexpr unsigned kFanClassPreContent = 8;  // linux/fanotify.h
 
 using os::UniqueFd;
 
-// The smallest EROFS image: one block with a superblock and an empty root directory (fs/erofs/erofs_fs.h).
+// The smallest EROFS image: one block with a superblock and an empty root directory
+// (fs/erofs/erofs_fs.h).
 std::string TinyErofs() {
   constexpr size_t kSuper = 1024, kInode = 2048, kSlot = 32;
   std::string image(4096, '\0');
-  auto put = [&image](size_t at, uint64_t value, size_t size) { std::memcpy(&image[at], &value, size); };
-  put(kSuper + 0, 0xE0F5E1E2, 4);        // magic
-  put(kSuper + 12, 12, 1);               // block size
-  put(kSuper + 14, kInode / kSlot, 2);   // root
-  put(kSuper + 16, 1, 8);                // inodes
-  put(kSuper + 36, 1, 4);                // blocks
-  put(kInode + 0, 2 << 1, 2);            // compact, data inline
+  auto put = [&image](size_t at, uint64_t value, size_t size) {
+    std::memcpy(&image[at], &value, size);
+  };
+  put(kSuper + 0, 0xE0F5E1E2, 4);       // magic
+  put(kSuper + 12, 12, 1);              // block size
+  put(kSuper + 14, kInode / kSlot, 2);  // root
+  put(kSuper + 16, 1, 8);               // inodes
+  put(kSuper + 36, 1, 4);               // blocks
+  put(kInode + 0, 2 << 1, 2);           // compact, data inline
   put(kInode + 4, S_IFDIR | 0755, 2);
-  put(kInode + 6, 2, 2);                 // links
-  put(kInode + 8, 27, 4);                // size: two entries and their names
-  put(kInode + 16, 0xffffffff, 4);       // no blocks
+  put(kInode + 6, 2, 2);            // links
+  put(kInode + 8, 27, 4);           // size: two entries and their names
+  put(kInode + 16, 0xffffffff, 4);  // no blocks
   const size_t data = kInode + kSlot;
   for (size_t i = 0; i < 2; ++i) {
     put(data + i * 12, kInode / kSlot, 8);
     put(data + i * 12 + 8, 24 + i, 2);
-    put(data + i * 12 + 10, 2, 1);       // a directory
+    put(data + i * 12 + 10, 2, 1);  // a directory
   }
   std::memcpy(&image[data + 24], "...", 3);
   return image;
@@ -105,7 +108,8 @@ class Table {
   }
   // For what no container needs: what it would serve.
   void AddOptional(const char* name, bool ok, const char* serves) {
-    Add(name, false, ok, "available", ok ? serves : fmt::format("missing; would serve: {}", serves));
+    Add(name, false, ok, "available",
+        ok ? serves : fmt::format("missing; would serve: {}", serves));
   }
   std::vector<HostProbe> Take() { return std::move(rows_); }
 
@@ -115,15 +119,18 @@ class Table {
 
 void ProbeFileSystems(Table& table, const std::string& dir) {
   const auto erofs = MountTinyErofs(dir);
-  table.Add("erofs_file", true, erofs.ok(), "file-backed, detached",
-            erofs.ok() ? "layers are mounted from plain files, without loop devices"
-                       : fmt::format("{}; needs Linux 6.12 with EROFS_FS_BACKED_BY_FILE; nothing replaces it",
-                                     erofs.error().message()));
+  table.Add(
+      "erofs_file", true, erofs.ok(), "file-backed, detached",
+      erofs.ok()
+          ? "layers are mounted from plain files, without loop devices"
+          : fmt::format("{}; needs Linux 6.12 with EROFS_FS_BACKED_BY_FILE; nothing replaces it",
+                        erofs.error().message()));
   if (!erofs.ok()) return;
   const auto overlay = MountOverlay(erofs->get());
   table.Add("overlay_by_fd", true, overlay.ok(), "lowerdir+ by descriptor, volatile",
             overlay.ok() ? "roots are built without a line in the host's mount table"
-                         : fmt::format("{}; needs Linux 6.13; nothing replaces it", overlay.error().message()));
+                         : fmt::format("{}; needs Linux 6.13; nothing replaces it",
+                                       overlay.error().message()));
 }
 
 bool CanOpen(const char* path) {
@@ -137,7 +144,8 @@ std::string ReadLine(const char* path) {
 }
 
 void ProbeSecurity(Table& table) {
-  const long landlock = ::syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION);
+  const long landlock =
+      ::syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION);
   table.Add("landlock", false, landlock > 0, fmt::format("ABI {}", landlock),
             landlock > 0 ? "not applied: the namespaces of a container leave nothing for it to add"
                          : "missing; not needed by containers");
@@ -147,14 +155,18 @@ void ProbeSecurity(Table& table) {
                      : "missing; instead: user namespaces, masks, seccomp, device rules");
   const std::string lsms = ReadLine("/sys/kernel/security/lsm");
   table.Add("bpf_lsm", false, lsms.find("bpf") != std::string::npos, "listed",
-            lsms.empty() ? "securityfs is not mounted" : fmt::format("lsm={}; not used by containers", lsms));
+            lsms.empty() ? "securityfs is not mounted"
+                         : fmt::format("lsm={}; not used by containers", lsms));
   const std::string actions = ReadLine("/proc/sys/kernel/seccomp/actions_avail");
   table.Add("seccomp", true, actions.find("errno") != std::string::npos, "filter",
             actions.empty() ? "the kernel has no seccomp filters; nothing replaces them" : actions);
-  const bool sched_core = ::prctl(kPrSchedCore, 0 /* PR_SCHED_CORE_GET */, 0, 0, 0) == 0 || errno == EFAULT;
-  table.Add("core_scheduling", false, sched_core, "available",
-            sched_core ? "not used yet"
-                       : "missing (CONFIG_SCHED_CORE, or no SMT): sandboxes of different users share cores");
+  const bool sched_core =
+      ::prctl(kPrSchedCore, 0 /* PR_SCHED_CORE_GET */, 0, 0, 0) == 0 || errno == EFAULT;
+  table.Add(
+      "core_scheduling", false, sched_core, "available",
+      sched_core
+          ? "not used yet"
+          : "missing (CONFIG_SCHED_CORE, or no SMT): sandboxes of different users share cores");
 }
 
 void ProbeMemory(Table& table) {
@@ -163,22 +175,26 @@ void ProbeMemory(Table& table) {
     return text.ok() ? *text : std::string();
   }();
   const bool swap = swaps.find('\n') != std::string::npos && swaps.find('\n') + 1 < swaps.size();
-  table.Add("swap", false, swap, "on",
-            swap ? "sandboxes are bounded in memory and swap together" : "off: idle memory stays in RAM");
+  table.Add(
+      "swap", false, swap, "on",
+      swap ? "sandboxes are bounded in memory and swap together" : "off: idle memory stays in RAM");
   const bool psi = !ReadLine("/proc/pressure/memory").empty();
   table.Add("psi", false, psi, "on",
-            psi ? "pressure takes part in admission" : "off (boot with psi=1); admission looks at MemAvailable alone");
+            psi ? "pressure takes part in admission"
+                : "off (boot with psi=1); admission looks at MemAvailable alone");
   const int process = os::PidFdOpen(::getpid(), 0);
   const UniqueFd self(process);
-  const bool madvise = ::syscall(SYS_process_madvise, process, nullptr, 0, 0 /* MADV_NORMAL is refused */, 0) == 0 ||
-                       errno != ENOSYS;
+  const bool madvise =
+      ::syscall(SYS_process_madvise, process, nullptr, 0, 0 /* MADV_NORMAL is refused */, 0) == 0 ||
+      errno != ENOSYS;
   table.AddOptional("process_madvise", madvise, "reclaim of paused sandboxes");
   UniqueFd faults(static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY)));
   table.AddOptional("userfaultfd", faults.valid(), "memory of restored virtual machines");
   table.AddOptional("damon", ::access("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds", W_OK) == 0,
                     "reclaim of cold memory");
   const UniqueFd fanotify(::fanotify_init(kFanClassPreContent | FAN_CLOEXEC, O_RDONLY));
-  table.AddOptional("fanotify_pre_content", fanotify.valid(), "layers that are filled as they are read");
+  table.AddOptional("fanotify_pre_content", fanotify.valid(),
+                    "layers that are filled as they are read");
 }
 
 void ProbeLimits(Table& table) {
@@ -187,22 +203,27 @@ void ProbeLimits(Table& table) {
   table.AddFigure("kernel", true, kernel.release, kernel.machine);
   rlimit files = {};
   ::getrlimit(RLIMIT_NOFILE, &files);
-  table.AddFigure("open_files", files.rlim_max >= 65536, fmt::format("{}", files.rlim_max),
-            fmt::format("hard limit of the daemon {}, 2 for each live sandbox; it also bounds limits.open_files",
-                        files.rlim_max));
+  table.AddFigure(
+      "open_files", files.rlim_max >= 65536, fmt::format("{}", files.rlim_max),
+      fmt::format(
+          "hard limit of the daemon {}, 2 for each live sandbox; it also bounds limits.open_files",
+          files.rlim_max));
   const std::string pid_max = ReadLine("/proc/sys/kernel/pid_max");
-  table.AddFigure("pid_max", pid_max.size() >= 6, pid_max,
-            fmt::format("{} processes on the whole host, at least 2 for each live sandbox", pid_max));
+  table.AddFigure(
+      "pid_max", pid_max.size() >= 6, pid_max,
+      fmt::format("{} processes on the whole host, at least 2 for each live sandbox", pid_max));
   const bool resource = ::prctl(PR_CAPBSET_READ, CAP_SYS_RESOURCE, 0, 0, 0) == 1;
   table.Add("cap_sys_resource", false, resource, "held",
             resource ? "limits of the daemon can be raised"
-                     : "missing: hard limits stay as they are and oom_score_adj cannot be lowered; the host's OOM killer may "
+                     : "missing: hard limits stay as they are and oom_score_adj cannot be lowered; "
+                       "the host's OOM killer may "
                        "choose the daemon, which sandboxes survive");
 }
 
 void ProbeVirtualMachines(Table& table) {
   table.AddOptional("kvm", CanOpen("/dev/kvm"), "microVM and VM backends");
-  table.AddOptional("vhost_vsock", CanOpen("/dev/vhost-vsock"), "agents of virtual machines (else virtio-serial)");
+  table.AddOptional("vhost_vsock", CanOpen("/dev/vhost-vsock"),
+                    "agents of virtual machines (else virtio-serial)");
   table.AddOptional("ublk", CanOpen("/dev/ublk-control"), "writable disks of virtual machines");
 }
 

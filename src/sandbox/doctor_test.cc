@@ -14,14 +14,15 @@ namespace dsec::sandbox {
 namespace {
 
 TEST(Doctor, ThisHost_HasWhatContainersNeedAndEachRowSaysWhy) {
-  if (const std::string missing = testing::WhatIsMissing(); !missing.empty()) GTEST_SKIP() << missing;
+  if (const std::string missing = testing::WhatIsMissing(); !missing.empty())
+    GTEST_SKIP() << missing;
   auto dir = os::TempDir::Create("dsec-tsb-").value();
   const auto before = testing::HostState::Take(0, 0);
   std::set<std::string> names;
   for (const HostProbe& probe : ProbeHost(dir.path())) {
     const v1::Capability& row = probe.capability;
-    std::printf("%-22s %-4s %-34s %s\n", row.name().c_str(), row.ok() ? "ok" : "no", row.used().c_str(),
-                row.detail().c_str());
+    std::printf("%-22s %-4s %-34s %s\n", row.name().c_str(), row.ok() ? "ok" : "no",
+                row.used().c_str(), row.detail().c_str());
     EXPECT_TRUE(names.insert(row.name()).second) << row.name();
     EXPECT_FALSE(row.used().empty()) << row.name();
     EXPECT_FALSE(row.detail().empty()) << row.name();

@@ -21,7 +21,8 @@
 
 namespace dsec::sandbox {
 
-// One use of a slot as isolators see it. Everything below its slot name and its scratch name belongs to it alone.
+// One use of a slot as isolators see it. Everything below its slot name and its scratch name
+// belongs to it alone.
 struct Subject {
   SlotName slot;
   std::string scratch;  // empty while the slot has no sandbox
@@ -49,8 +50,8 @@ struct LimitHit {
   uint64_t times = 0;
 };
 
-// Says what is in use: everything else that bears a name of this node's is nobody's. Asked after the host has been looked at, so
-// that what was made meanwhile is not taken for an orphan.
+// Says what is in use: everything else that bears a name of this node's is nobody's. Asked after
+// the host has been looked at, so that what was made meanwhile is not taken for an orphan.
 struct Owned {
   std::function<bool(const SlotName&)> slot;
   std::function<bool(const std::string&)> scratch;
@@ -59,14 +60,16 @@ struct Owned {
 // One concern of isolation. The life of what an isolator keeps for one subject:
 //
 //   Isolate   before the slot has processes: what they are born into
-//   Prepare   the slot becomes a sandbox: its limits, mounts and settings; before any code of it runs
-//   Usage, Watch, Update    while it runs, any number of times, at once with each other
-//   Cleanup   its processes are gone. Once or more, also after a failed or missing Isolate or Prepare; when it has
+//   Prepare   the slot becomes a sandbox: its limits, mounts and settings; before any code of it
+//   runs Usage, Watch, Update    while it runs, any number of times, at once with each other
+//   Cleanup   its processes are gone. Once or more, also after a failed or missing Isolate or
+//   Prepare; when it has
 //             succeeded nothing of the subject is left
-//   Recover   at the start of a daemon and each minute: finds what is left of subjects that nobody owns, and cleans it up
+//   Recover   at the start of a daemon and each minute: finds what is left of subjects that nobody
+//   owns, and cleans it up
 //
-// Thread-safe for different subjects; blocking; called from pool threads. Nothing is kept in memory for a subject, so that a
-// restarted daemon can go on at any point.
+// Thread-safe for different subjects; blocking; called from pool threads. Nothing is kept in memory
+// for a subject, so that a restarted daemon can go on at any point.
 class Isolator {
  public:
   virtual ~Isolator() = default;
@@ -77,7 +80,8 @@ class Isolator {
 
   virtual Result<void> Isolate(const Subject&, SlotParts&) { return Ok(); }
   virtual Result<void> Prepare(const Subject&, LaunchParts&) { return Ok(); }
-  // Brings a running sandbox to subject.limits. kResourceExhausted when it uses more than that and cannot give it back.
+  // Brings a running sandbox to subject.limits. kResourceExhausted when it uses more than that and
+  // cannot give it back.
   virtual Result<void> Update(const Subject&) { return Ok(); }
   // Adds its figures; of things that are gone they stay 0.
   virtual Result<void> Usage(const Subject&, v1::Usage&) { return Ok(); }

@@ -40,7 +40,8 @@ class CgroupIsolator final : public Isolator {
     parts.plan.init_dir_fd = parts.cgroups.init.get();
     parts.plan.memory_dir_fd = parts.cgroups.memory.get();
     parts.plan.pids_dir_fd = parts.cgroups.pids.get();
-    for (const os::UniqueFd& procs : parts.cgroups.v1_procs) parts.plan.v1_procs_fds.push_back(procs.get());
+    for (const os::UniqueFd& procs : parts.cgroups.v1_procs)
+      parts.plan.v1_procs_fds.push_back(procs.get());
     return Ok();
   }
   Result<void> Prepare(const Subject& subject, LaunchParts&) override {
@@ -71,7 +72,8 @@ class CgroupIsolator final : public Isolator {
       if (owned.slot(slot)) continue;
       const auto killed = RemoveOrphan(slot, deadline);
       if (killed.ok()) {
-        lines.push_back(fmt::format("cgroup {}: killed {} processes and removed it", slot.str(), *killed));
+        lines.push_back(
+            fmt::format("cgroup {}: killed {} processes and removed it", slot.str(), *killed));
       } else {
         // The others have nothing to do with it; the next sweep tries again.
         log::Warn("sweep.failed", {{"slot", slot.str()}, {"error", killed.error()}});
@@ -112,12 +114,14 @@ class ScratchIsolator final : public Isolator {
     return Ok();
   }
   Result<void> Update(const Subject& subject) override {
-    return scratch_.SetLimits(subject.scratch, subject.limits.disk_bytes(), subject.limits.disk_inodes());
+    return scratch_.SetLimits(subject.scratch, subject.limits.disk_bytes(),
+                              subject.limits.disk_inodes());
   }
   Result<void> Usage(const Subject& subject, v1::Usage& usage) override {
     if (subject.scratch.empty()) return Ok();
     auto used = scratch_.Usage(subject.scratch);
-    if (!used.ok()) return used.error().code() == Code::kNotFound ? Ok() : Result<void>(std::move(used).error());
+    if (!used.ok())
+      return used.error().code() == Code::kNotFound ? Ok() : Result<void>(std::move(used).error());
     usage.set_disk_bytes(used->bytes);
     usage.set_disk_inodes(used->inodes);
     return Ok();
@@ -125,7 +129,8 @@ class ScratchIsolator final : public Isolator {
   void Watch(const v1::Limits& limits, const v1::Usage& before, const v1::Usage& now,
              std::vector<LimitHit>& hits) const override {
     const auto full = [&](const v1::Usage& usage) {
-      // A write is refused when it would pass the limit, so the figure stays a write's size below it.
+      // A write is refused when it would pass the limit, so the figure stays a write's size below
+      // it.
       constexpr uint64_t kSlack = 256 << 10;
       return usage.disk_bytes() + kSlack >= limits.disk_bytes() ||
              (usage.disk_inodes() != 0 && usage.disk_inodes() >= limits.disk_inodes());
@@ -159,7 +164,8 @@ class IdsIsolator final : public Isolator {
     item.set_name("user_namespaces");
     item.set_used(fmt::format("{} ids a sandbox from {}", IdPlan::kIdsPerSlot, ids_.id_base));
     item.set_ok(true);
-    item.set_detail(fmt::format("at most {} sandboxes; agents from id {}", ids_.slots, ids_.agent_uid_base));
+    item.set_detail(
+        fmt::format("at most {} sandboxes; agents from id {}", ids_.slots, ids_.agent_uid_base));
     return {item};
   }
   Result<void> Isolate(const Subject& subject, SlotParts& parts) override {
@@ -181,7 +187,8 @@ class ViewsIsolator final : public Isolator {
   explicit ViewsIsolator(Views& views) : views_(views) {}
   std::string_view name() const override { return "views"; }
   Result<void> Prepare(const Subject& subject, LaunchParts& parts) override {
-    DSEC_TRY(auto mounts, views_.For({subject.limits.cpu_millis(), subject.limits.memory_bytes()}, parts.user_ns));
+    DSEC_TRY(auto mounts, views_.For({subject.limits.cpu_millis(), subject.limits.memory_bytes()},
+                                     parts.user_ns));
     for (ViewMount& view : mounts) {
       parts.plan.views.push_back({std::move(view.target)});
       parts.views.push_back(std::move(view.mount));
@@ -208,8 +215,8 @@ class ProcessIsolator final : public Isolator {
     const v1::Limits& limits = subject.limits;
     parts.plan.rlimits = {
         {RLIMIT_NOFILE, limits.open_files(), limits.open_files()},
-        // Not 0: that would still start a core_pattern pipe, whose handler runs on the host (do_coredump in fs/coredump.c
-        // takes 1 for "never").
+        // Not 0: that would still start a core_pattern pipe, whose handler runs on the host
+        // (do_coredump in fs/coredump.c takes 1 for "never").
         {RLIMIT_CORE, 1, 1},
     };
     parts.plan.shm_size = Bytes(limits.shm_bytes());
@@ -234,22 +241,32 @@ Result<ProcessHost> ProcessHost::Read() {
   ProcessHost host;
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return os::ErrnoError("process.affinity", "cores");
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0)
+    return os::ErrnoError("process.affinity", "cores");
   for (uint32_t core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &set)) host.cores.push_back(core);
   }
   rlimit files = {};
-  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return os::ErrnoError("process.rlimit", "open files");
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0)
+    return os::ErrnoError("process.rlimit", "open files");
   host.max_open_files = files.rlim_max;
   DSEC_TRY(const auto text, os::ReadFile(AT_FDCWD, "/proc/sys/kernel/pid_max", 64));
   std::from_chars(text.data(), text.data() + text.size(), host.max_pids);
   return host;
 }
 
-std::unique_ptr<Isolator> MakeCgroupIsolator(CgroupTree& tree) { return std::make_unique<CgroupIsolator>(tree); }
-std::unique_ptr<Isolator> MakeScratchIsolator(Scratch& scratch) { return std::make_unique<ScratchIsolator>(scratch); }
-std::unique_ptr<Isolator> MakeIdsIsolator(const IdPlan& ids) { return std::make_unique<IdsIsolator>(ids); }
-std::unique_ptr<Isolator> MakeViewsIsolator(Views& views) { return std::make_unique<ViewsIsolator>(views); }
+std::unique_ptr<Isolator> MakeCgroupIsolator(CgroupTree& tree) {
+  return std::make_unique<CgroupIsolator>(tree);
+}
+std::unique_ptr<Isolator> MakeScratchIsolator(Scratch& scratch) {
+  return std::make_unique<ScratchIsolator>(scratch);
+}
+std::unique_ptr<Isolator> MakeIdsIsolator(const IdPlan& ids) {
+  return std::make_unique<IdsIsolator>(ids);
+}
+std::unique_ptr<Isolator> MakeViewsIsolator(Views& views) {
+  return std::make_unique<ViewsIsolator>(views);
+}
 std::unique_ptr<Isolator> MakeProcessIsolator(ProcessHost host) {
   return std::make_unique<ProcessIsolator>(std::move(host));
 }

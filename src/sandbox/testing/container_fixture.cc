@@ -17,10 +17,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kService[] = "dsec.v1.Aether";
-constexpr const char* kPrograms[] = {"sh",    "bash", "cat",   "chmod", "chown", "cp",    "dd",    "df",   "echo",
-                                     "env",   "head", "id",    "ls",    "mkdir", "mknod", "mv",    "nproc", "rm",
-                                     "sleep", "sort", "stat",  "sync",  "tail",  "touch", "true",  "uname", "wc",
-                                     "mount", "grep", "hostname", "getconf", "truncate", "fallocate"};
+constexpr const char* kPrograms[] = {
+    "sh",    "bash", "cat",      "chmod",   "chown",    "cp",       "dd",   "df",    "echo",
+    "env",   "head", "id",       "ls",      "mkdir",    "mknod",    "mv",   "nproc", "rm",
+    "sleep", "sort", "stat",     "sync",    "tail",     "touch",    "true", "uname", "wc",
+    "mount", "grep", "hostname", "getconf", "truncate", "fallocate"};
 
 // The shared libraries of a program, as ldd names them.
 std::vector<std::string> LibrariesOf(const std::string& program) {
@@ -44,7 +45,8 @@ void CopyInto(const std::string& tree, const std::string& path) {
 }
 
 Result<void> BuildTree(const std::string& tree) {
-  for (const char* dir : {"/etc", "/root", "/tmp", "/usr/bin", "/lib64"}) fs::create_directories(tree + dir);
+  for (const char* dir : {"/etc", "/root", "/tmp", "/usr/bin", "/lib64"})
+    fs::create_directories(tree + dir);
   ::chmod((tree + "/tmp").c_str(), 01777);
   for (const char* program : kPrograms) {
     std::string path;
@@ -58,7 +60,8 @@ Result<void> BuildTree(const std::string& tree) {
     for (const std::string& library : LibrariesOf(path)) CopyInto(tree, library);
   }
   DSEC_TRY_VOID(os::CreateFile(AT_FDCWD, (tree + "/etc/passwd").c_str(),
-                               "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n", 0644));
+                               "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n",
+                               0644));
   return os::CreateFile(AT_FDCWD, (tree + "/etc/group").c_str(), "root:x:0:\nuser:x:1000:\n", 0644);
 }
 
@@ -87,8 +90,8 @@ Result<TestLayers*> TestLayers::Get() {
   return layers.get();
 }
 
-Result<void> TestLayers::AddLayer(image::LayerKind kind, const std::string& name, const std::string& path,
-                                  const std::string& content) {
+Result<void> TestLayers::AddLayer(image::LayerKind kind, const std::string& name,
+                                  const std::string& path, const std::string& content) {
   const std::string tree = dir_->path() + "/tree";
   fs::create_directories(fs::path(tree + path).parent_path());
   DSEC_TRY_VOID(os::CreateFile(AT_FDCWD, (tree + path).c_str(), content, 0644));
@@ -120,11 +123,13 @@ void ContainerTest::TearDown() {
   backend_.reset();
   shards_.reset();
   // Whatever the test left behind is its failure, but must not become that of the next.
-  const auto purged = ContainerBackend::Purge(Options(), Clock::System().Mono() + std::chrono::seconds(20));
+  const auto purged =
+      ContainerBackend::Purge(Options(), Clock::System().Mono() + std::chrono::seconds(20));
   EXPECT_TRUE(purged.ok()) << purged.error().ToString();
   if (purged.ok()) EXPECT_THAT(*purged, ::testing::IsEmpty());
   dir_.reset();
-  EXPECT_THAT(Leaks(before_, HostState::Take(kAgentUidBase, kAgentUidBase + kSlots)), ::testing::IsEmpty());
+  EXPECT_THAT(Leaks(before_, HostState::Take(kAgentUidBase, kAgentUidBase + kSlots)),
+              ::testing::IsEmpty());
 }
 
 ContainerOptions ContainerTest::Options() const {
@@ -195,9 +200,10 @@ v1::Usage ContainerTest::Usage(Instance& instance) {
 Result<v1::ExecReply> ContainerTest::Call(Instance& instance, const v1::ExecRequest& request) {
   auto task = [](Instance& at, v1::ExecRequest body) -> runtime::Task<v1::ExecReply> {
     const auto channel = at.agent();
-    if (channel == nullptr) co_return Error(Code::kUnavailable, "test.closed", "the channel has closed");
-    co_return co_await channel->Call<v1::ExecReply>(kService, "Exec", body,
-                                                    runtime::Deadline::After(std::chrono::seconds(70)));
+    if (channel == nullptr)
+      co_return Error(Code::kUnavailable, "test.closed", "the channel has closed");
+    co_return co_await channel->Call<v1::ExecReply>(
+        kService, "Exec", body, runtime::Deadline::After(std::chrono::seconds(70)));
   };
   return On(task(instance, request));
 }
@@ -205,14 +211,16 @@ Result<v1::ExecReply> ContainerTest::Call(Instance& instance, const v1::ExecRequ
 Result<v1::ExecReply> ContainerTest::Poll(Instance& instance, const v1::PollRequest& request) {
   auto task = [](Instance& at, v1::PollRequest body) -> runtime::Task<v1::ExecReply> {
     const auto channel = at.agent();
-    if (channel == nullptr) co_return Error(Code::kUnavailable, "test.closed", "the channel has closed");
-    co_return co_await channel->Call<v1::ExecReply>(kService, "Poll", body,
-                                                    runtime::Deadline::After(std::chrono::seconds(70)));
+    if (channel == nullptr)
+      co_return Error(Code::kUnavailable, "test.closed", "the channel has closed");
+    co_return co_await channel->Call<v1::ExecReply>(
+        kService, "Poll", body, runtime::Deadline::After(std::chrono::seconds(70)));
   };
   return On(task(instance, request));
 }
 
-Result<ContainerTest::Ran> ContainerTest::Run(Instance& instance, const std::string& script, uint64_t timeout_ms) {
+Result<ContainerTest::Ran> ContainerTest::Run(Instance& instance, const std::string& script,
+                                              uint64_t timeout_ms) {
   v1::ExecRequest request;
   request.set_op_id("op-" + NewUlid(Clock::System()));
   request.set_script(script);
@@ -237,8 +245,8 @@ Result<ContainerTest::Ran> ContainerTest::Run(Instance& instance, const std::str
   return ran;
 }
 
-Result<void> ContainerTest::Start(Instance& instance, const std::string& op_id, const std::string& script,
-                                  const std::string& first) {
+Result<void> ContainerTest::Start(Instance& instance, const std::string& op_id,
+                                  const std::string& script, const std::string& first) {
   v1::ExecRequest request;
   request.set_op_id(op_id);
   request.set_script(script);
@@ -260,11 +268,14 @@ Result<void> ContainerTest::Start(Instance& instance, const std::string& op_id, 
   return Error(Code::kDeadlineExceeded, "test.start", "never wrote " + first);
 }
 
-std::string ContainerTest::CgroupPath(const std::string& hierarchy, const v1::SandboxRecord& record) const {
-  return fmt::format("/sys/fs/cgroup/{}/dsec-tsbox/s{}-{}", hierarchy, record.slot(), record.slot_generation());
+std::string ContainerTest::CgroupPath(const std::string& hierarchy,
+                                      const v1::SandboxRecord& record) const {
+  return fmt::format("/sys/fs/cgroup/{}/dsec-tsbox/s{}-{}", hierarchy, record.slot(),
+                     record.slot_generation());
 }
 
-std::string ContainerTest::UpperPath(const v1::SandboxRecord& record, const std::string& path) const {
+std::string ContainerTest::UpperPath(const v1::SandboxRecord& record,
+                                     const std::string& path) const {
   return fmt::format("{}/{}/upper{}", backend_->ScratchPath(), record.scratch(), path);
 }
 

@@ -34,8 +34,9 @@ class TestLayers {
   std::unique_ptr<image::LayerMounts> mounts_;
 };
 
-// A node of its own (cgroups dsec-tsbox, ids of its own) on the real kernel, with the real spawner and agent. After each test
-// everything that the process has on the host is compared with what was there before.
+// A node of its own (cgroups dsec-tsbox, ids of its own) on the real kernel, with the real spawner
+// and agent. After each test everything that the process has on the host is compared with what was
+// there before.
 class ContainerTest : public ::testing::Test {
  protected:
   void SetUp() override;
@@ -61,7 +62,8 @@ class ContainerTest : public ::testing::Test {
   // Runs a script to its end; both streams whole.
   Result<Ran> Run(Instance& instance, const std::string& script, uint64_t timeout_ms = 60'000);
   // Starts a script and comes back when it has written `first` to stdout.
-  Result<void> Start(Instance& instance, const std::string& op_id, const std::string& script, const std::string& first);
+  Result<void> Start(Instance& instance, const std::string& op_id, const std::string& script,
+                     const std::string& first);
   Result<v1::ExecReply> Call(Instance& instance, const v1::ExecRequest& request);
   Result<v1::ExecReply> Poll(Instance& instance, const v1::PollRequest& request);
   // What runs on the shard that the instances live on.

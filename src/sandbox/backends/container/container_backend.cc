@@ -35,7 +35,8 @@ class PhaseClock {
     const MonoTime now = Clock::System().Mono();
     v1::PhaseTime* item = record.add_phases();
     item->set_phase(std::string(phase));
-    item->set_micros(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count()));
+    item->set_micros(static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count()));
     last_ = now;
   }
 
@@ -74,7 +75,8 @@ v1::HelloRequest HelloOf(const v1::SandboxRecord& record, std::string token) {
 struct ContainerBackend::Host {
   std::unique_ptr<ContainerHost> host;
   std::mutex mutex;
-  std::set<std::string> scratch;  // names of layers that a create, an adoption or a live sandbox of this process owns
+  std::set<std::string>
+      scratch;  // names of layers that a create, an adoption or a live sandbox of this process owns
   CreateWorks works;
   std::unique_ptr<SlotPool> slots;
   // Last, so that their jobs find all of the above.
@@ -110,15 +112,18 @@ class ContainerBackend::ContainerInstance final : public Instance {
   runtime::Task<AgentEnd> WaitEnd() override {
     DSEC_CO_TRY(bool exited, co_await WaitReadableOrClosed(agent_.fd(), channel_));
     if (!exited) {
-      auto last = co_await WaitFd(agent_.fd(), FdEvent::kReadable, runtime::Deadline::After(kLastBreath));
+      auto last =
+          co_await WaitFd(agent_.fd(), FdEvent::kReadable, runtime::Deadline::After(kLastBreath));
       exited = last.ok();
-      if (!exited && last.error().code() != Code::kDeadlineExceeded) co_return std::move(last).error();
+      if (!exited && last.error().code() != Code::kDeadlineExceeded)
+        co_return std::move(last).error();
     }
     const v1::Usage before = seen_;
     DSEC_CO_TRY(const auto now, co_await ReadUsage());
     AgentEnd end;
-    for (const LimitHit& hit : host_.host->Watch(subject_.limits, before, now)) end.oom |= hit.limit == "memory";
-    end.message = !exited ? "the agent closed its channel"
+    for (const LimitHit& hit : host_.host->Watch(subject_.limits, before, now))
+      end.oom |= hit.limit == "memory";
+    end.message = !exited   ? "the agent closed its channel"
                   : end.oom ? "the memory limit killed processes and the sandbox's init ended"
                             : "the agent's process ended";
     co_return end;
@@ -158,15 +163,19 @@ Result<std::unique_ptr<ContainerBackend>> ContainerBackend::Open(ContainerOption
   pool.indices = options.ids.slots;
   pool.ready = options.slot_pool_size;
   host->slots = std::make_unique<SlotPool>(pool, std::move(hooks), found);
-  host->create_pool = std::make_unique<runtime::BlockingPool>("create", options.create_threads, kQueueLimit);
-  host->host_pool = std::make_unique<runtime::BlockingPool>("host", options.host_threads, kQueueLimit);
+  host->create_pool =
+      std::make_unique<runtime::BlockingPool>("create", options.create_threads, kQueueLimit);
+  host->host_pool =
+      std::make_unique<runtime::BlockingPool>("host", options.host_threads, kQueueLimit);
   return std::unique_ptr<ContainerBackend>(new ContainerBackend(std::move(host)));
 }
 
 ContainerBackend::ContainerBackend(std::unique_ptr<Host> host) : host_(std::move(host)) {}
 ContainerBackend::~ContainerBackend() = default;
 
-std::vector<v1::Capability> ContainerBackend::Capabilities() const { return host_->host->capabilities(); }
+std::vector<v1::Capability> ContainerBackend::Capabilities() const {
+  return host_->host->capabilities();
+}
 std::string ContainerBackend::ScratchPath() const { return host_->host->ScratchPath(); }
 size_t ContainerBackend::ReadySlots() const { return host_->slots->ready(); }
 
@@ -178,14 +187,16 @@ Result<void> ContainerBackend::Normalize(v1::SandboxSpec& spec) const {
   return Ok();
 }
 
-runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRecord& record, Journal journal,
+runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRecord& record,
+                                                                  Journal journal,
                                                                   runtime::Deadline deadline) {
   ContainerHost* const host = host_->host.get();
   DSEC_CO_TRY(const auto token, host_->works.Begin(record.id()));
   PhaseClock phases;
 
   // Layers first: most creates that fail do so here, and nothing of their own exists yet.
-  auto acquire = [host, token, copy = record]() mutable -> Result<std::pair<HeldLayers, v1::SandboxRecord>> {
+  auto acquire = [host, token,
+                  copy = record]() mutable -> Result<std::pair<HeldLayers, v1::SandboxRecord>> {
     DSEC_TRY_VOID(token->Check());
     DSEC_TRY(auto layers, host->AcquireLayers(copy));
     return std::pair(std::move(layers), std::move(copy));
@@ -208,7 +219,8 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRec
   phases.Done(record, "slot");
 
   const auto slot = std::make_shared<ReadySlot>(std::move(taken));
-  auto prepare = [host, token, slot, journal = std::move(journal), copy = record]() -> Result<LaunchParts> {
+  auto prepare = [host, token, slot, journal = std::move(journal),
+                  copy = record]() -> Result<LaunchParts> {
     DSEC_TRY_VOID(token->Check());
     DSEC_TRY_VOID(journal(copy));
     DSEC_FAULT_POINT("sandbox.create.after_journal");
@@ -217,7 +229,8 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRec
   DSEC_CO_TRY(auto prepared, co_await host_->create_pool->Run(std::move(prepare), deadline));
   phases.Done(record, "scratch");
 
-  auto launch = [host, token, slot, layers, deadline, parts = std::move(prepared)]() mutable -> Result<void> {
+  auto launch = [host, token, slot, layers, deadline,
+                 parts = std::move(prepared)]() mutable -> Result<void> {
     DSEC_TRY_VOID(token->Check());
     return host->Launch(*layers, parts, slot->process.launch_socket.get(), deadline);
   };
@@ -228,16 +241,17 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRec
   DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
   DSEC_CO_TRY_VOID(token->Check());
   phases.Done(record, "ready");
-  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(slot->process.agent), std::move(channel));
+  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(slot->process.agent),
+                                                std::move(channel));
 }
 
-runtime::Task<std::shared_ptr<rpc::Channel>> ContainerBackend::Greet(const v1::SandboxRecord& record,
-                                                                     runtime::Deadline deadline) {
+runtime::Task<std::shared_ptr<rpc::Channel>> ContainerBackend::Greet(
+    const v1::SandboxRecord& record, runtime::Deadline deadline) {
   const SlotName slot = ContainerHost::SubjectOf(record).slot;
   const auto hello = HelloOf(record, host_->host->TokenOf(slot));
   const auto executor = co_await boost::asio::this_coro::executor;
-  DSEC_CO_TRY(auto channel,
-              co_await rpc::Channel::ConnectUnix(executor, host_->host->SocketPath(slot), deadline));
+  DSEC_CO_TRY(auto channel, co_await rpc::Channel::ConnectUnix(
+                                executor, host_->host->SocketPath(slot), deadline));
   auto reply = co_await channel->Call<v1::HelloReply>(kAgentService, "Hello", hello, deadline);
   if (!reply.ok()) {
     channel->Close();
@@ -256,12 +270,15 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::Sandb
   host_->Own(record.scratch());
   auto find = [host = host_->host.get(), copy = record] { return host->FindAgent(copy); };
   DSEC_CO_TRY(auto agent, co_await host_->host_pool->Run(std::move(find), deadline));
-  if (!here) co_return Error(Code::kGone, "sandbox.slot_gone", "nothing of its slot is on the host");
+  if (!here)
+    co_return Error(Code::kGone, "sandbox.slot_gone", "nothing of its slot is on the host");
   DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
-  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(agent), std::move(channel));
+  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(agent),
+                                                std::move(channel));
 }
 
-runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record, runtime::Deadline deadline) {
+runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record,
+                                                 runtime::Deadline deadline) {
   ContainerHost* const host = host_->host.get();
   auto kill = [host, record] { return host->Kill(record); };
   DSEC_CO_TRY(const auto events, co_await host_->host_pool->Run(std::move(kill), deadline));
@@ -273,26 +290,32 @@ runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record, runti
     auto changed = co_await WaitFd(events.get(), FdEvent::kPriority, deadline);
     if (!changed.ok()) {
       if (changed.error().code() != Code::kDeadlineExceeded) co_return changed;
-      auto why = [host, record]() -> Result<Error> { return host->Stuck(record, "its processes do not end"); };
-      DSEC_CO_TRY(auto error, co_await host_->host_pool->Run(std::move(why), runtime::Deadline::After(kRemoveTime)));
+      auto why = [host, record]() -> Result<Error> {
+        return host->Stuck(record, "its processes do not end");
+      };
+      DSEC_CO_TRY(auto error, co_await host_->host_pool->Run(
+                                  std::move(why), runtime::Deadline::After(kRemoveTime)));
       co_return error;
     }
   }
 }
 
-runtime::Task<void> ContainerBackend::Destroy(const v1::SandboxRecord& record, runtime::Deadline deadline) {
+runtime::Task<void> ContainerBackend::Destroy(const v1::SandboxRecord& record,
+                                              runtime::Deadline deadline) {
   const v1::SandboxRecord copy = record;
   DSEC_CO_TRY_VOID(co_await host_->works.End(copy.id(), deadline));
   DSEC_CO_TRY_VOID(co_await AwaitDeath(copy, deadline));
-  auto cleanup = [host = host_->host.get(), copy, deadline] { return host->Cleanup(copy, deadline.at()); };
+  auto cleanup = [host = host_->host.get(), copy, deadline] {
+    return host->Cleanup(copy, deadline.at());
+  };
   DSEC_CO_TRY_VOID(co_await host_->host_pool->Run(std::move(cleanup), deadline));
   if (copy.has_slot()) host_->slots->Release(ContainerHost::SubjectOf(copy).slot);
   host_->Disown(copy.scratch());
   co_return Ok();
 }
 
-runtime::Task<std::vector<std::string>> ContainerBackend::Sweep(const std::vector<v1::SandboxRecord>& live,
-                                                                runtime::Deadline deadline) {
+runtime::Task<std::vector<std::string>> ContainerBackend::Sweep(
+    const std::vector<v1::SandboxRecord>& live, runtime::Deadline deadline) {
   struct Names {
     std::set<SlotName> slots;
     std::set<std::string> scratch;
@@ -305,11 +328,14 @@ runtime::Task<std::vector<std::string>> ContainerBackend::Sweep(const std::vecto
   auto sweep = [host = host_.get(), known, deadline]() mutable -> Result<std::vector<std::string>> {
     std::set<SlotName> orphans = host->slots->Foreign();
     std::erase_if(orphans, [&](const SlotName& name) { return known.slots.contains(name); });
-    // What this process owns has no record in `live` when its create began later, or its removal has just ended.
+    // What this process owns has no record in `live` when its create began later, or its removal
+    // has just ended.
     known.slots.merge(host->slots->Owned());
     known.scratch.merge(host->OwnedScratch());
     Owned owned;
-    owned.slot = [&](const SlotName& name) { return known.slots.contains(name) || host->slots->Owned().contains(name); };
+    owned.slot = [&](const SlotName& name) {
+      return known.slots.contains(name) || host->slots->Owned().contains(name);
+    };
     owned.scratch = [&](const std::string& name) {
       return known.scratch.contains(name) || host->OwnedScratch().contains(name);
     };
@@ -323,7 +349,8 @@ runtime::Task<std::vector<std::string>> ContainerBackend::Sweep(const std::vecto
   co_return co_await host_->host_pool->Run(std::move(sweep), deadline);
 }
 
-Result<std::vector<std::string>> ContainerBackend::Purge(const ContainerOptions& options, MonoTime deadline) {
+Result<std::vector<std::string>> ContainerBackend::Purge(const ContainerOptions& options,
+                                                         MonoTime deadline) {
   DSEC_TRY(const auto host, ContainerHost::Open(options, nullptr, nullptr));
   Owned nothing;
   nothing.slot = [](const SlotName&) { return false; };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The container backend when things go wrong: steps that fail or hang, daemons that die, things that nobody owns, processes that do
-// not die.
+// The container backend when things go wrong: steps that fail or hang, daemons that die, things
+// that nobody owns, processes that do not die.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -31,8 +31,8 @@ class ContainerFailure : public testing::ContainerTest {
     fault::DisarmAll();
     ContainerTest::TearDown();
   }
-  // Makes a sandbox with a running command and dies by SIGKILL, in a process of its own: what a crash of the daemon leaves. The
-  // record, or an empty one.
+  // Makes a sandbox with a running command and dies by SIGKILL, in a process of its own: what a
+  // crash of the daemon leaves. The record, or an empty one.
   v1::SandboxRecord MakeAndCrash(uint32_t slot_pool_size, const std::string& faults) {
     backend_.reset();
     shards_.reset();
@@ -48,11 +48,15 @@ class ContainerFailure : public testing::ContainerTest {
       auto journal = [&](const v1::SandboxRecord& saved) -> Result<void> {
         const std::string text = saved.SerializeAsString();
         const auto size = static_cast<uint32_t>(text.size());
-        if (::write(ends[1], &size, 4) != 4 || ::write(ends[1], text.data(), size) != size) ::_exit(1);
+        if (::write(ends[1], &size, 4) != 4 || ::write(ends[1], text.data(), size) != size)
+          ::_exit(1);
         return Ok();
       };
-      auto made = On(backend_->Create(record, journal, runtime::Deadline::After(std::chrono::seconds(30))));
-      if (made.ok()) (void)Start(**made, "beat", "i=0; while sleep 0.05; do i=$((i+1)); echo beat $i; done", "beat 1\n");
+      auto made =
+          On(backend_->Create(record, journal, runtime::Deadline::After(std::chrono::seconds(30))));
+      if (made.ok())
+        (void)Start(**made, "beat", "i=0; while sleep 0.05; do i=$((i+1)); echo beat $i; done",
+                    "beat 1\n");
       ::kill(::getpid(), SIGKILL);
     }
     ::close(ends[1]);
@@ -76,7 +80,9 @@ TEST_F(ContainerFailure, DaemonDropsBackend_SandboxIsAdoptedWithItsCommand) {
   v1::SandboxRecord record = NewRecord();
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
-  ASSERT_TRUE(Start(*instance, "beat", "i=0; while sleep 0.05; do i=$((i+1)); echo beat $i; done", "beat 1\n").ok());
+  ASSERT_TRUE(Start(*instance, "beat", "i=0; while sleep 0.05; do i=$((i+1)); echo beat $i; done",
+                    "beat 1\n")
+                  .ok());
   instance.reset();
   Open();
   auto adopted = Adopt(record);
@@ -103,7 +109,8 @@ TEST_F(ContainerFailure, DaemonKilled_SandboxIsAdoptedAndThePoolIsSwept) {
   ASSERT_TRUE(adopted.ok()) << adopted.error().ToString();
   auto swept = Sweep({record});
   ASSERT_TRUE(swept.ok()) << swept.error().ToString();
-  // Three slots that waited, or were being made when the daemon died: their processes went with the launch sockets.
+  // Three slots that waited, or were being made when the daemon died: their processes went with the
+  // launch sockets.
   EXPECT_THAT(*swept, Contains(HasSubstr("cgroup s")));
   EXPECT_THAT(*Sweep({record}), IsEmpty());
   EXPECT_EQ(Run(**adopted, "echo ok")->out, "ok\n");
@@ -116,7 +123,8 @@ TEST_F(ContainerFailure, DaemonKilled_SandboxIsAdoptedAndThePoolIsSwept) {
 }
 
 TEST_F(ContainerFailure, DaemonKilledAtAnyStepOfACreate_DestroyAndSweepLeaveNothing) {
-  for (const char* point : {"sandbox.create.after_journal", "sandbox.create.before_launch", "sandbox.create.before_hello"}) {
+  for (const char* point : {"sandbox.create.after_journal", "sandbox.create.before_launch",
+                            "sandbox.create.before_hello"}) {
     const v1::SandboxRecord record = MakeAndCrash(0, fmt::format("{}=kill", point));
     ASSERT_TRUE(record.has_slot()) << point;
     Open();
@@ -136,8 +144,9 @@ TEST_F(ContainerFailure, DaemonKilledWhileItMakesASlot_SweepLeavesNothing) {
 }
 
 TEST_F(ContainerFailure, StepFails_DestroyLeavesNothing) {
-  for (const char* point : {"sandbox.create.before_slot", "sandbox.create.after_journal", "sandbox.create.before_launch",
-                            "sandbox.create.before_hello", "sandbox.slot.before_make"}) {
+  for (const char* point : {"sandbox.create.before_slot", "sandbox.create.after_journal",
+                            "sandbox.create.before_launch", "sandbox.create.before_hello",
+                            "sandbox.slot.before_make"}) {
     ASSERT_TRUE(fault::Arm(fmt::format("{}=error:EIO*1", point)).ok());
     v1::SandboxRecord record = NewRecord();
     auto made = Create(record);
@@ -151,8 +160,11 @@ TEST_F(ContainerFailure, StepFails_DestroyLeavesNothing) {
 
 TEST_F(ContainerFailure, JournalFails_NothingIsMadeForTheRecord) {
   v1::SandboxRecord record = NewRecord();
-  auto refuse = [](const v1::SandboxRecord&) -> Result<void> { return Error(Code::kUnavailable, "test.journal", "no"); };
-  auto made = On(backend_->Create(record, refuse, runtime::Deadline::After(std::chrono::seconds(20))));
+  auto refuse = [](const v1::SandboxRecord&) -> Result<void> {
+    return Error(Code::kUnavailable, "test.journal", "no");
+  };
+  auto made =
+      On(backend_->Create(record, refuse, runtime::Deadline::After(std::chrono::seconds(20))));
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().reason(), "test.journal");
   EXPECT_FALSE(std::filesystem::exists(UpperPath(record, "")));
@@ -164,11 +176,13 @@ TEST_F(ContainerFailure, CreateHangs_DestroyWaitsForItAndOthersGoOn) {
   ASSERT_TRUE(fault::Arm("sandbox.create.after_journal=block*1").ok());
   v1::SandboxRecord record = NewRecord();
   auto none = [](const v1::SandboxRecord&) -> Result<void> { return Ok(); };
-  auto made = On(backend_->Create(record, none, runtime::Deadline::After(std::chrono::milliseconds(800))));
+  auto made =
+      On(backend_->Create(record, none, runtime::Deadline::After(std::chrono::milliseconds(800))));
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().code(), Code::kDeadlineExceeded);
   ASSERT_TRUE(record.has_slot());
-  auto stuck = On(backend_->Destroy(record, runtime::Deadline::After(std::chrono::milliseconds(300))));
+  auto stuck =
+      On(backend_->Destroy(record, runtime::Deadline::After(std::chrono::milliseconds(300))));
   ASSERT_FALSE(stuck.ok());
   EXPECT_EQ(stuck.error().reason(), "sandbox.stuck");
   v1::SandboxRecord other = NewRecord();
@@ -186,7 +200,8 @@ TEST_F(ContainerFailure, PlantedOrphans_AreRemovedAndNothingElse) {
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
   const std::string unified = "/sys/fs/cgroup/unified/", memory = "/sys/fs/cgroup/memory/";
-  // Ours by name, owned by nobody: a cgroup with a process, a group of one controller, a socket, a writable layer.
+  // Ours by name, owned by nobody: a cgroup with a process, a group of one controller, a socket, a
+  // writable layer.
   ASSERT_EQ(::mkdir((unified + "dsec-tsbox/s9-1").c_str(), 0755), 0);
   ASSERT_EQ(::mkdir((memory + "dsec-tsbox/s10-1").c_str(), 0755), 0);
   const pid_t pid = ::fork();
@@ -206,7 +221,8 @@ TEST_F(ContainerFailure, PlantedOrphans_AreRemovedAndNothingElse) {
 
   auto swept = Sweep({record});
   ASSERT_TRUE(swept.ok()) << swept.error().ToString();
-  EXPECT_THAT(*swept, ::testing::UnorderedElementsAre(HasSubstr("cgroup s9-1: killed 1 processes"), HasSubstr("cgroup s10-1"),
+  EXPECT_THAT(*swept, ::testing::UnorderedElementsAre(HasSubstr("cgroup s9-1: killed 1 processes"),
+                                                      HasSubstr("cgroup s10-1"),
                                                       HasSubstr("socket s11-1.sock")));
   int status = 0;
   ::waitpid(pid, &status, 0);
@@ -259,7 +275,8 @@ TEST_F(ContainerFailure, RecordWithoutThing_IsGone) {
 // Acceptance case 54: SIGKILL is not acted upon while a v1 freezer holds the process.
 TEST_F(ContainerFailure, Unkillable_IsStuckInBoundedTimeAndGoesLater) {
   const std::string freezer = "/sys/fs/cgroup/freezer/dsec-tsb-freezer";
-  if (::access("/sys/fs/cgroup/freezer/cgroup.procs", W_OK) != 0) GTEST_SKIP() << "no v1 freezer here";
+  if (::access("/sys/fs/cgroup/freezer/cgroup.procs", W_OK) != 0)
+    GTEST_SKIP() << "no v1 freezer here";
   v1::SandboxRecord record = NewRecord();
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
@@ -325,7 +342,8 @@ TEST_F(ContainerFailure, Purge_RemovesRunningSandboxes) {
   v1::SandboxRecord record = NewRecord();
   ASSERT_NE(MustCreate(record), nullptr);
   backend_.reset();
-  auto purged = ContainerBackend::Purge(Options(), Clock::System().Mono() + std::chrono::seconds(20));
+  auto purged =
+      ContainerBackend::Purge(Options(), Clock::System().Mono() + std::chrono::seconds(20));
   ASSERT_TRUE(purged.ok()) << purged.error().ToString();
   EXPECT_THAT(*purged, SizeIs(3)) << "cgroup, scratch, socket";
 }

@@ -76,14 +76,16 @@ Result<std::unique_ptr<ContainerHost>> ContainerHost::Open(const ContainerOption
   DSEC_TRY(host->boot_id_, os::ReadBootId());
   DSEC_TRY_VOID(host->OpenRunDir());
   DSEC_TRY_VOID(host->LoadKey());
-  DSEC_TRY(host->tree_, CgroupTree::Open({fmt::format("dsec-{}", options.node_id.str()), "", nullptr}));
+  DSEC_TRY(host->tree_,
+           CgroupTree::Open({fmt::format("dsec-{}", options.node_id.str()), "", nullptr}));
   const auto devices = EnforceDeviceRules(host->tree_->top());
   if (!devices.ok()) log::Warn("devices.not_enforced", {{"error", devices.error()}});
   DSEC_TRY(host->views_, Views::Open());
   DSEC_TRY(auto process, ProcessHost::Read());
   host->policy_ = options.limits;
   auto scratch = OpenScratch({options.state_dir, options.scratch_bytes});
-  if (!scratch.ok() && scratch.error().code() != Code::kFailedPrecondition) return std::move(scratch).error();
+  if (!scratch.ok() && scratch.error().code() != Code::kFailedPrecondition)
+    return std::move(scratch).error();
 
   Isolators& all = host->isolators_;
   all.push_back(MakeIdsIsolator(options.ids));
@@ -120,11 +122,13 @@ Result<void> ContainerHost::OpenRunDir() {
   if (!made.ok() && made.error().sys_errno() != EEXIST) return std::move(made).Context("run_dir");
   DSEC_TRY(run_dir_, os::OpenAt(AT_FDCWD, path, O_RDONLY | O_DIRECTORY));
   struct stat info;
-  if (::fstat(run_dir_.get(), &info) != 0) return os::ErrnoError("sandbox.run_dir", options_.run_dir);
+  if (::fstat(run_dir_.get(), &info) != 0)
+    return os::ErrnoError("sandbox.run_dir", options_.run_dir);
   // Whoever could put a socket here would speak as an agent.
   if (info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
     return Error(Code::kFailedPrecondition, "sandbox.run_dir",
-                 fmt::format("{} must belong to the daemon's user and be writable for nobody else", options_.run_dir));
+                 fmt::format("{} must belong to the daemon's user and be writable for nobody else",
+                             options_.run_dir));
   }
   const std::string longest = SocketPath({options_.ids.slots, ~uint64_t{0}});
   if (longest.size() >= sizeof(sockaddr_un::sun_path)) {
@@ -165,8 +169,8 @@ std::string ContainerHost::TokenOf(const SlotName& slot) const {
   const std::string name = slot.str();
   std::array<uint8_t, EVP_MAX_MD_SIZE> digest;
   unsigned size = 0;
-  ::HMAC(::EVP_sha256(), key_.data(), static_cast<int>(key_.size()), reinterpret_cast<const uint8_t*>(name.data()),
-         name.size(), digest.data(), &size);
+  ::HMAC(::EVP_sha256(), key_.data(), static_cast<int>(key_.size()),
+         reinterpret_cast<const uint8_t*>(name.data()), name.size(), digest.data(), &size);
   return {digest.begin(), digest.begin() + size};
 }
 
@@ -175,7 +179,8 @@ Subject ContainerHost::SubjectOf(const v1::SandboxRecord& record) {
 }
 
 Result<void> ContainerHost::StartSpawner() {
-  DSEC_TRY(spawner_, spawn::Spawner::Start({options_.spawner_path, options_.agent_path, options_.log_fd}));
+  DSEC_TRY(spawner_,
+           spawn::Spawner::Start({options_.spawner_path, options_.agent_path, options_.log_fd}));
   return Ok();
 }
 
@@ -212,9 +217,11 @@ Result<HeldLayers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {
     std::string field;
   };
   std::vector<Reference> references = {{spec.base(), image::LayerKind::kBase, "base"}};
-  if (!spec.workspace().empty()) references.push_back({spec.workspace(), image::LayerKind::kWorkspace, "workspace"});
+  if (!spec.workspace().empty())
+    references.push_back({spec.workspace(), image::LayerKind::kWorkspace, "workspace"});
   for (int i = 0; i < spec.toolkits_size(); ++i) {
-    references.push_back({spec.toolkits(i), image::LayerKind::kToolkit, fmt::format("toolkits[{}]", i)});
+    references.push_back(
+        {spec.toolkits(i), image::LayerKind::kToolkit, fmt::format("toolkits[{}]", i)});
   }
   HeldLayers held;
   record.clear_layer_ids();
@@ -234,8 +241,9 @@ Result<LaunchParts> ContainerHost::Prepare(const v1::SandboxRecord& record, int 
   parts.user_ns = user_ns;
   const std::string& given = record.spec().hostname();
   parts.plan.hostname = given.empty() ? record.id() : given;
-  parts.plan.hosts = fmt::format("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{}\n",
-                                 parts.plan.hostname);
+  parts.plan.hosts = fmt::format(
+      "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{}\n",
+      parts.plan.hostname);
   parts.plan.resolv_conf = "# network: none\n";
   for (const auto& isolator : isolators_) {
     DSEC_TRY_VOID(isolator->Prepare(subject, parts).Context("prepare {}", isolator->name()));
@@ -259,7 +267,8 @@ Result<os::PidFd> ContainerHost::FindAgent(const v1::SandboxRecord& record) cons
   }
   auto agent = os::PidFd::Verify(record.agent_pid(), record.agent_start_time());
   if (!agent.ok() && agent.error().code() == Code::kNotFound) {
-    return Error(Code::kGone, "sandbox.agent_gone", fmt::format("its agent {} has ended", record.agent_pid()));
+    return Error(Code::kGone, "sandbox.agent_gone",
+                 fmt::format("its agent {} has ended", record.agent_pid()));
   }
   return agent;
 }
@@ -285,7 +294,8 @@ Result<bool> ContainerHost::IsEmpty(int events) {
     if (errno == ENODEV) return true;  // removed meanwhile
     return os::ErrnoError("cgroup.read", "cgroup.events");
   }
-  return std::string_view(text, static_cast<size_t>(size)).find("populated 0") != std::string_view::npos;
+  return std::string_view(text, static_cast<size_t>(size)).find("populated 0") !=
+         std::string_view::npos;
 }
 
 Error ContainerHost::Stuck(const v1::SandboxRecord& record, const std::string& why) const {
@@ -303,13 +313,15 @@ Error ContainerHost::Stuck(const v1::SandboxRecord& record, const std::string& w
 Result<void> ContainerHost::Cleanup(const v1::SandboxRecord& record, MonoTime deadline) {
   const Subject subject = SubjectOf(record);
   if (!record.has_slot()) {
-    return record.scratch().empty() || scratch_ == nullptr ? Ok() : scratch_->Remove(record.scratch());
+    return record.scratch().empty() || scratch_ == nullptr ? Ok()
+                                                           : scratch_->Remove(record.scratch());
   }
   for (const auto& isolator : isolators_ | std::views::reverse) {
     DSEC_FAULT_POINT("sandbox.destroy.before_isolator");
     auto cleaned = isolator->Cleanup(subject, deadline);
     if (cleaned.ok()) continue;
-    if (cleaned.error().code() == Code::kDeadlineExceeded) return Stuck(record, cleaned.error().message());
+    if (cleaned.error().code() == Code::kDeadlineExceeded)
+      return Stuck(record, cleaned.error().message());
     return std::move(cleaned).Context("clean up {}", isolator->name());
   }
   if (::unlink(SocketPath(subject.slot).c_str()) != 0 && errno != ENOENT) {
@@ -321,7 +333,8 @@ Result<void> ContainerHost::Cleanup(const v1::SandboxRecord& record, MonoTime de
 void ContainerHost::ReadUsage(const Subject& subject, v1::Usage& usage) {
   for (const auto& isolator : isolators_) {
     const auto read = isolator->Usage(subject, usage);
-    if (!read.ok()) log::Warn("sandbox.usage_failed", {{"slot", subject.slot.str()}, {"error", read.error()}});
+    if (!read.ok())
+      log::Warn("sandbox.usage_failed", {{"slot", subject.slot.str()}, {"error", read.error()}});
   }
 }
 
@@ -346,7 +359,8 @@ Result<std::vector<SlotName>> ContainerHost::FindSlots() const {
 Result<std::vector<std::string>> ContainerHost::Recover(const Owned& owned, MonoTime deadline) {
   std::vector<std::string> lines;
   for (const auto& isolator : isolators_) {
-    DSEC_TRY(auto found, isolator->Recover(owned, deadline).Context("recover {}", isolator->name()));
+    DSEC_TRY(auto found,
+             isolator->Recover(owned, deadline).Context("recover {}", isolator->name()));
     std::ranges::move(found, std::back_inserter(lines));
   }
   DSEC_TRY(const auto files, ListDir(run_dir_.get(), "."));
@@ -366,7 +380,8 @@ Result<void> ContainerHost::RemoveRoots() {
   scratch_.reset();
   for (const char* file : {"/scratch.img", "/scratch.img.boot", "/agent.key"}) {
     const std::string path = options_.state_dir + file;
-    if (::unlink(path.c_str()) != 0 && errno != ENOENT) return os::ErrnoError("sandbox.purge", path);
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+      return os::ErrnoError("sandbox.purge", path);
   }
   return os::RemoveTree(AT_FDCWD, (options_.state_dir + "/scratch").c_str());
 }

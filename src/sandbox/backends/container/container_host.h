@@ -21,10 +21,12 @@ namespace dsec::sandbox {
 
 using HeldLayers = std::vector<std::shared_ptr<const image::MountedLayer>>;
 
-// What the container backend does on the host, step by step. Everything blocks; thread-safe for different sandboxes.
+// What the container backend does on the host, step by step. Everything blocks; thread-safe for
+// different sandboxes.
 class ContainerHost {
  public:
-  static Result<std::unique_ptr<ContainerHost>> Open(const ContainerOptions& options, const image::LayerStore* store,
+  static Result<std::unique_ptr<ContainerHost>> Open(const ContainerOptions& options,
+                                                     const image::LayerStore* store,
                                                      image::LayerMounts* layers);
 
   const ContainerOptions& options() const { return options_; }
@@ -48,10 +50,11 @@ class ContainerHost {
   Result<HeldLayers> AcquireLayers(v1::SandboxRecord& record);
   // Limits, writable layer, views.
   Result<LaunchParts> Prepare(const v1::SandboxRecord& record, int user_ns);
-  Result<void> Launch(const HeldLayers& layers, LaunchParts& parts, int launch_socket, runtime::Deadline deadline);
+  Result<void> Launch(const HeldLayers& layers, LaunchParts& parts, int launch_socket,
+                      runtime::Deadline deadline);
 
-  // SIGKILL to everything of the sandbox. A descriptor of the cgroup.events that tell when it is gone; none when nothing is
-  // there.
+  // SIGKILL to everything of the sandbox. A descriptor of the cgroup.events that tell when it is
+  // gone; none when nothing is there.
   Result<os::UniqueFd> Kill(const v1::SandboxRecord& record);
   // True when `events` says that nothing lives.
   static Result<bool> IsEmpty(int events);
@@ -61,7 +64,8 @@ class ContainerHost {
   // False when nothing of the slot is on the host.
   Result<os::PidFd> FindAgent(const v1::SandboxRecord& record) const;
   void ReadUsage(const Subject& subject, v1::Usage& usage);
-  std::vector<LimitHit> Watch(const v1::Limits& limits, const v1::Usage& before, const v1::Usage& now) const;
+  std::vector<LimitHit> Watch(const v1::Limits& limits, const v1::Usage& before,
+                              const v1::Usage& now) const;
 
   // Every slot of which something is on the host.
   Result<std::vector<SlotName>> FindSlots() const;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The container backend with the real spawner, agent, layers and kernel: what a sandbox is, and what is left of it.
+// The container backend with the real spawner, agent, layers and kernel: what a sandbox is, and
+// what is left of it.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -17,9 +18,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::HostState;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using testing::HostState;
 
 class Container : public testing::ContainerTest {};
 
@@ -34,9 +35,12 @@ TEST_F(Container, Create_RunsCommandsAndDestroyLeavesNothing) {
   EXPECT_EQ(record.scratch(), record.id());
   EXPECT_GT(record.agent_pid(), 0);
   ASSERT_FALSE(journal_.empty());
-  EXPECT_EQ(journal_.back().slot_generation(), record.slot_generation()) << "on record before it was made";
+  EXPECT_EQ(journal_.back().slot_generation(), record.slot_generation())
+      << "on record before it was made";
 
-  auto ran = Run(*instance, "id -u; pwd; hostname; echo $DSEC_CPU_LIMIT_MILLIS $DSEC_MEMORY_LIMIT_BYTES; exit 7");
+  auto ran =
+      Run(*instance,
+          "id -u; pwd; hostname; echo $DSEC_CPU_LIMIT_MILLIS $DSEC_MEMORY_LIMIT_BYTES; exit 7");
   ASSERT_TRUE(ran.ok()) << ran.error().ToString();
   EXPECT_EQ(ran->out, fmt::format("0\n/\n{}\n1000 {}\n", record.id(), 128 << 20));
   EXPECT_EQ(ran->result.kind(), v1::END_EXITED);
@@ -106,7 +110,8 @@ TEST_F(Container, Pids_ForkBombIsContainedAndCounted) {
   ASSERT_NE(instance, nullptr);
   ASSERT_TRUE(Start(*instance, "bomb", "echo go; b() { b | b & b; }; b", "go").ok());
   const MonoTime end = Clock::System().Mono() + std::chrono::seconds(20);
-  while (Usage(*instance).pids_denied() == 0 && Clock::System().Mono() < end) std::this_thread::yield();
+  while (Usage(*instance).pids_denied() == 0 && Clock::System().Mono() < end)
+    std::this_thread::yield();
   EXPECT_GT(Usage(*instance).pids_denied(), 0u);
   EXPECT_LE(Usage(*instance).pids(), 32u);
   instance.reset();
@@ -120,7 +125,9 @@ TEST_F(Container, Disk_StopsAtTheLimitAndTheRestWorks) {
   v1::SandboxRecord record = NewRecord();
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
-  auto ran = Run(*instance, "dd if=/dev/zero of=/big bs=64k count=4096 2>/dev/null; echo rc=$?; stat -c %s /big");
+  auto ran =
+      Run(*instance,
+          "dd if=/dev/zero of=/big bs=64k count=4096 2>/dev/null; echo rc=$?; stat -c %s /big");
   ASSERT_TRUE(ran.ok()) << ran.error().ToString();
   EXPECT_THAT(ran->out, HasSubstr("rc=1"));
   const uint64_t size = std::stoull(ran->out.substr(ran->out.find('\n') + 1));
@@ -129,7 +136,8 @@ TEST_F(Container, Disk_StopsAtTheLimitAndTheRestWorks) {
   v1::Usage usage = Usage(*instance);
   EXPECT_GE(usage.disk_bytes(), 60u << 20);
   EXPECT_LE(usage.disk_bytes(), 64u << 20);
-  ran = Run(*instance, "fallocate -l 10G /huge; echo rc=$?; rm -f /big /huge; echo again > /f && cat /f");
+  ran = Run(*instance,
+            "fallocate -l 10G /huge; echo rc=$?; rm -f /big /huge; echo again > /f && cat /f");
   ASSERT_TRUE(ran.ok());
   EXPECT_THAT(ran->out, AllOf(HasSubstr("rc=1"), HasSubstr("again")));
   instance.reset();
@@ -143,7 +151,8 @@ TEST_F(Container, Shm_IsFullAtItsSizeWithoutAKill) {
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
   auto ran = Run(*instance,
-                 "dd if=/dev/zero of=/dev/shm/f bs=1M count=64 2>/dev/null; echo rc=$?; stat -c %s /dev/shm/f; rm /dev/shm/f; "
+                 "dd if=/dev/zero of=/dev/shm/f bs=1M count=64 2>/dev/null; echo rc=$?; stat -c %s "
+                 "/dev/shm/f; rm /dev/shm/f; "
                  "i=0; while true > /dev/shm/$i; do i=$((i+1)); done 2>/dev/null; echo files=$i");
   ASSERT_TRUE(ran.ok()) << ran.error().ToString();
   EXPECT_THAT(ran->out, HasSubstr("rc=1\n8388608\n"));
@@ -158,7 +167,8 @@ TEST_F(Container, RootInside_IsNobodyOutside) {
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
   auto ran = Run(*instance,
-                 "cp /bin/cat /suid && chmod 6755 /suid; echo x > /f; chown 1000:1000 /f; mkdir /d; mknod /dev-node c 1 3; "
+                 "cp /bin/cat /suid && chmod 6755 /suid; echo x > /f; chown 1000:1000 /f; mkdir "
+                 "/d; mknod /dev-node c 1 3; "
                  "echo rc=$?; stat -c '%u %g %a' /suid /f / /bin/cat");
   ASSERT_TRUE(ran.ok()) << ran.error().ToString();
   EXPECT_THAT(ran->out, HasSubstr("rc=1\n")) << "no device nodes";
@@ -176,7 +186,8 @@ TEST_F(Container, RootInside_IsNobodyOutside) {
     ASSERT_EQ(::lstat(entry.path().c_str(), &info), 0);
     EXPECT_GE(info.st_uid, root) << entry.path();
     EXPECT_LT(info.st_uid, root + IdPlan::kIdsPerSlot) << entry.path();
-    EXPECT_FALSE(S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && info.st_rdev != 0)) << entry.path();
+    EXPECT_FALSE(S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && info.st_rdev != 0))
+        << entry.path();
   }
   // The processes' owner on the host.
   ASSERT_TRUE(Start(*instance, "sleep", "echo go; exec sleep 1000", "go").ok());
@@ -200,12 +211,16 @@ TEST_F(Container, Machine_LooksAsItsLimitsSay) {
   record.mutable_spec()->mutable_limits()->set_cpu_millis(500);
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
-  auto ran = Run(*instance,
-                 "nproc; getconf _NPROCESSORS_ONLN; cat /sys/devices/system/cpu/online; grep -c ^processor /proc/cpuinfo; "
-                 "grep MemTotal /proc/meminfo; cat /sys/fs/cgroup/memory.max; stat -c %u /sys /proc/meminfo; "
-                 "echo x > /sys/x; ulimit -n; ulimit -c");
+  auto ran = Run(
+      *instance,
+      "nproc; getconf _NPROCESSORS_ONLN; cat /sys/devices/system/cpu/online; grep -c ^processor "
+      "/proc/cpuinfo; "
+      "grep MemTotal /proc/meminfo; cat /sys/fs/cgroup/memory.max; stat -c %u /sys /proc/meminfo; "
+      "echo x > /sys/x; ulimit -n; ulimit -c");
   ASSERT_TRUE(ran.ok()) << ran.error().ToString();
-  EXPECT_THAT(ran->out, HasSubstr(fmt::format("1\n1\n0\n1\nMemTotal:         131072 kB\n{}\n0\n0\n16384\n", 128 << 20)));
+  EXPECT_THAT(ran->out,
+              HasSubstr(fmt::format("1\n1\n0\n1\nMemTotal:         131072 kB\n{}\n0\n0\n16384\n",
+                                    128 << 20)));
   EXPECT_THAT(ran->err, HasSubstr("Read-only file system"));
   instance.reset();
   EXPECT_TRUE(Destroy(record).ok());
@@ -214,10 +229,13 @@ TEST_F(Container, Machine_LooksAsItsLimitsSay) {
 // Acceptance case 116.
 TEST_F(Container, Layers_LaterOnesCoverEarlierOnes) {
   ASSERT_TRUE(layers_->AddLayer(image::LayerKind::kWorkspace, "ws:1", "/w/file", "workspace").ok());
-  ASSERT_TRUE(layers_->AddLayer(image::LayerKind::kToolkit, "tk:1", "/w/file", "first toolkit").ok());
-  ASSERT_TRUE(layers_->AddLayer(image::LayerKind::kToolkit, "tk:2", "/w/file", "second toolkit").ok());
+  ASSERT_TRUE(
+      layers_->AddLayer(image::LayerKind::kToolkit, "tk:1", "/w/file", "first toolkit").ok());
+  ASSERT_TRUE(
+      layers_->AddLayer(image::LayerKind::kToolkit, "tk:2", "/w/file", "second toolkit").ok());
   for (const auto& [toolkits, expected] :
-       {std::pair(std::vector<std::string>{}, "workspace"), std::pair(std::vector<std::string>{"tk:2", "tk:1"}, "first toolkit"),
+       {std::pair(std::vector<std::string>{}, "workspace"),
+        std::pair(std::vector<std::string>{"tk:2", "tk:1"}, "first toolkit"),
         std::pair(std::vector<std::string>{"tk:1", "tk:2"}, "second toolkit")}) {
     v1::SandboxRecord record = NewRecord();
     record.mutable_spec()->set_workspace("ws:1");
@@ -285,7 +303,8 @@ TEST_F(Container, Burst_AllReadyAndAllGone) {
   std::atomic<int> ready = 0, failed = 0;
   auto life = [&](v1::SandboxRecord& record) -> runtime::Task<void> {
     auto none = [](const v1::SandboxRecord&) -> Result<void> { return Ok(); };
-    auto made = co_await backend_->Create(record, none, runtime::Deadline::After(std::chrono::seconds(60)));
+    auto made =
+        co_await backend_->Create(record, none, runtime::Deadline::After(std::chrono::seconds(60)));
     if (made.ok()) {
       ++ready;
     } else {
@@ -293,12 +312,14 @@ TEST_F(Container, Burst_AllReadyAndAllGone) {
       ADD_FAILURE() << made.error().ToString();
     }
     made = std::shared_ptr<Instance>();
-    co_return co_await backend_->Destroy(record, runtime::Deadline::After(std::chrono::seconds(60)));
+    co_return co_await backend_->Destroy(record,
+                                         runtime::Deadline::After(std::chrono::seconds(60)));
   };
   std::vector<std::thread> threads;
   for (int i = 0; i < kCount; ++i) {
     threads.emplace_back([&, i] {
-      const auto done = runtime::BlockOn(shards_->at(static_cast<size_t>(i) % 2), life(records[static_cast<size_t>(i)]));
+      const auto done = runtime::BlockOn(shards_->at(static_cast<size_t>(i) % 2),
+                                         life(records[static_cast<size_t>(i)]));
       EXPECT_TRUE(done.ok()) << done.error().ToString();
     });
   }

@@ -32,7 +32,8 @@ struct CreateWorks::State {
 
 class CreateWorks::TokenOf final : public Token {
  public:
-  TokenOf(std::shared_ptr<State> state, std::string id) : state_(std::move(state)), id_(std::move(id)) {}
+  TokenOf(std::shared_ptr<State> state, std::string id)
+      : state_(std::move(state)), id_(std::move(id)) {}
   ~TokenOf() override {
     std::unique_lock lock(state_->mutex);
     auto node = state_->works.extract(id_);

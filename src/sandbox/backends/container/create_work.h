@@ -10,11 +10,13 @@
 
 namespace dsec::sandbox {
 
-// The creates under way, by sandbox id. A create that ran into its deadline may still have a thread at work on the host; a Destroy
-// of the same sandbox must neither race with it nor miss what it makes. Thread-safe.
+// The creates under way, by sandbox id. A create that ran into its deadline may still have a thread
+// at work on the host; a Destroy of the same sandbox must neither race with it nor miss what it
+// makes. Thread-safe.
 class CreateWorks {
  public:
-  // Held by the coroutine of a create and by each of its jobs: the create is over when the last is gone.
+  // Held by the coroutine of a create and by each of its jobs: the create is over when the last is
+  // gone.
   class Token {
    public:
     virtual ~Token() = default;
@@ -26,7 +28,8 @@ class CreateWorks {
   ~CreateWorks();
   // kConflict when one of that id is under way.
   Result<std::shared_ptr<Token>> Begin(const std::string& id);
-  // Tells a create of that id, if there is one, to stop, and waits until it is over. kDeadlineExceeded "sandbox.stuck".
+  // Tells a create of that id, if there is one, to stop, and waits until it is over.
+  // kDeadlineExceeded "sandbox.stuck".
   runtime::Task<void> End(std::string id, runtime::Deadline deadline);
 
  private:

@@ -9,17 +9,20 @@
 
 namespace dsec::sandbox {
 
-Result<os::UniqueFd> BuildRoot(const std::vector<std::shared_ptr<const image::MountedLayer>>& layers,
-                               const ScratchLayer& scratch, int user_ns) {
+Result<os::UniqueFd> BuildRoot(
+    const std::vector<std::shared_ptr<const image::MountedLayer>>& layers,
+    const ScratchLayer& scratch, int user_ns) {
   DSEC_TRY(auto overlay, os::FsContext::Open("overlay"));
   DSEC_TRY_VOID(overlay.SetString("source", "overlay"));
-  // A detached mount ends with its descriptor, and the overlay takes its own hold only when it is made.
+  // A detached mount ends with its descriptor, and the overlay takes its own hold only when it is
+  // made.
   std::vector<os::UniqueFd> lowers;
   for (const auto& layer : layers | std::views::reverse) {  // the first one added is the topmost
     DSEC_TRY(auto lower, os::CloneMount(layer->fd(), "", false));
     DSEC_TRY_VOID(os::SetMountAttributes(lower.get(), MOUNT_ATTR_RDONLY, 0, user_ns)
                       .Context("map the ids of layer {}", layer->info().id.str()));
-    DSEC_TRY_VOID(overlay.SetFd("lowerdir+", lower.get()).Context("layer {}", layer->info().id.str()));
+    DSEC_TRY_VOID(
+        overlay.SetFd("lowerdir+", lower.get()).Context("layer {}", layer->info().id.str()));
     lowers.push_back(std::move(lower));
   }
   DSEC_TRY_VOID(overlay.SetFd("upperdir", scratch.upper.get()));

@@ -31,7 +31,8 @@ bool Alive(const ReadySlot& slot) {
 
 }  // namespace
 
-// One Take that found nothing. `event` and `result` belong to the shard of the Take, the rest to the pool's mutex.
+// One Take that found nothing. `event` and `result` belong to the shard of the Take, the rest to
+// the pool's mutex.
 struct SlotPool::Waiter {
   explicit Waiter(runtime::Executor home) : executor(std::move(home)) {}
   const runtime::Executor executor;
@@ -63,7 +64,8 @@ struct SlotPool::State : std::enable_shared_from_this<State> {
       return;
     }
     const auto other = foreign.lower_bound({name.index, 0});
-    if (owner.contains(name.index) || (other != foreign.end() && other->index == name.index)) return;
+    if (owner.contains(name.index) || (other != foreign.end() && other->index == name.index))
+      return;
     // The one that has been free for longest is used next.
     if (name.index < options.indices) free.push_back(name.index);
     wake.notify_all();
@@ -101,16 +103,17 @@ void SlotPool::State::Give(Result<ReadySlot> slot) {
   }
   const std::shared_ptr<Waiter> waiter = std::move(waiters.front());
   waiters.pop_front();
-  boost::asio::post(waiter->executor, [self = shared_from_this(), waiter, slot = std::move(slot)]() mutable {
-    std::unique_lock lock(self->mutex);
-    if (waiter->gone) {
-      if (slot.ok()) self->Give(std::move(slot));
-      return;
-    }
-    lock.unlock();
-    waiter->result.emplace(std::move(slot));
-    waiter->event.Set();
-  });
+  boost::asio::post(waiter->executor,
+                    [self = shared_from_this(), waiter, slot = std::move(slot)]() mutable {
+                      std::unique_lock lock(self->mutex);
+                      if (waiter->gone) {
+                        if (slot.ok()) self->Give(std::move(slot));
+                        return;
+                      }
+                      lock.unlock();
+                      waiter->result.emplace(std::move(slot));
+                      waiter->event.Set();
+                    });
 }
 
 SlotPool::SlotPool(const SlotPoolOptions& options, Hooks hooks, const std::vector<SlotName>& found)
@@ -138,21 +141,25 @@ SlotPool::~SlotPool() {
   state_->wake.notify_all();
   for (std::thread& thread : state_->threads) thread.join();
   left.swap(state_->ready);
-  left.insert(left.end(), std::move_iterator(state_->dead.begin()), std::move_iterator(state_->dead.end()));
+  left.insert(left.end(), std::move_iterator(state_->dead.begin()),
+              std::move_iterator(state_->dead.end()));
   state_->dead.clear();
   for (const ReadySlot& slot : left) {
     const auto removed = state_->hooks.remove(slot.name);
-    if (!removed.ok()) log::Warn("slot.remove_failed", {{"slot", slot.name.str()}, {"error", removed.error()}});
+    if (!removed.ok())
+      log::Warn("slot.remove_failed", {{"slot", slot.name.str()}, {"error", removed.error()}});
   }
 }
 
 void SlotPool::RunMaker(const std::shared_ptr<State>& state) {
   metrics::Registry& registry = metrics::Registry::Global();
-  metrics::Histogram& seconds =
-      registry.GetHistogram("dsec_slot_make_seconds", "Time to make one slot", metrics::LatencyBounds());
-  metrics::Counter& failures = registry.GetCounter("dsec_slot_failures_total", "Slots that could not be made");
+  metrics::Histogram& seconds = registry.GetHistogram(
+      "dsec_slot_make_seconds", "Time to make one slot", metrics::LatencyBounds());
+  metrics::Counter& failures =
+      registry.GetCounter("dsec_slot_failures_total", "Slots that could not be made");
   metrics::Gauge& ready = registry.GetGauge("dsec_slots_ready", "Slots made ahead of use");
-  // Frees the index when nothing is left; else it stays taken, as a foreign one that a sweep looks after.
+  // Frees the index when nothing is left; else it stays taken, as a foreign one that a sweep looks
+  // after.
   const auto discard = [&](std::unique_lock<std::mutex>& lock, const SlotName& name) {
     lock.unlock();
     const auto removed = state->hooks.remove(name);
@@ -201,7 +208,8 @@ void SlotPool::RunMaker(const std::shared_ptr<State>& state) {
     if (!state->waiters.empty()) {
       state->Give(std::move(made));
     } else {
-      state->wake.wait_for(lock, kBackoff, [&] { return state->closing || !state->waiters.empty(); });
+      state->wake.wait_for(lock, kBackoff,
+                           [&] { return state->closing || !state->waiters.empty(); });
     }
   }
 }

@@ -25,21 +25,24 @@ struct ReadySlot {
 };
 
 struct SlotPoolOptions {
-  uint32_t indices = 0;   // 0 ... indices-1
-  uint32_t ready = 0;     // kept ready ahead of use
-  uint32_t threads = 2;   // that make slots
+  uint32_t indices = 0;  // 0 ... indices-1
+  uint32_t ready = 0;    // kept ready ahead of use
+  uint32_t threads = 2;  // that make slots
   const Clock* clock = &Clock::System();
 };
 
-// Hands out slots, and sees to it that no index ever has two owners. A few are made ahead; a Take that finds none has one made
-// for it. Makers work for those who wait before they fill up the pool. Thread-safe.
+// Hands out slots, and sees to it that no index ever has two owners. A few are made ahead; a Take
+// that finds none has one made for it. Makers work for those who wait before they fill up the pool.
+// Thread-safe.
 //
-// An index is free, or owned by one name made here, or foreign: found on the host at the start, with an owner of an earlier
-// process or none. It becomes free by Release alone, which its caller calls when nothing of that name is left on the host.
+// An index is free, or owned by one name made here, or foreign: found on the host at the start,
+// with an owner of an earlier process or none. It becomes free by Release alone, which its caller
+// calls when nothing of that name is left on the host.
 class SlotPool {
  public:
   struct Hooks {
-    // Both block and run on the pool's threads. `make` leaves what it has made to `remove` when it fails.
+    // Both block and run on the pool's threads. `make` leaves what it has made to `remove` when it
+    // fails.
     std::function<Result<ReadySlot>(const SlotName&)> make;
     // Nothing of the slot is left afterwards.
     std::function<Result<void>(const SlotName&)> remove;
@@ -52,7 +55,8 @@ class SlotPool {
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
 
-  // kResourceExhausted "capacity.slots" when every index is taken; errors of `make`; kDeadlineExceeded.
+  // kResourceExhausted "capacity.slots" when every index is taken; errors of `make`;
+  // kDeadlineExceeded.
   runtime::Task<ReadySlot> Take(runtime::Deadline deadline);
   // A ready one or nothing; never waits.
   std::optional<ReadySlot> TryTake();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool with slots that are single sleeping processes: who gets which index, and when it comes back.
+// The pool with slots that are single sleeping processes: who gets which index, and when it comes
+// back.
 
 #include "sandbox/backends/container/slot_pool.h"
 
@@ -28,7 +29,8 @@ class FakeSlots {
     for (const auto& [name, pid] : live_) End(pid);
   }
   SlotPool::Hooks Hooks() {
-    return {[this](const SlotName& name) { return Make(name); }, [this](const SlotName& name) { return Remove(name); }};
+    return {[this](const SlotName& name) { return Make(name); },
+            [this](const SlotName& name) { return Remove(name); }};
   }
   Result<ReadySlot> Make(const SlotName& name) {
     std::unique_lock lock(mutex_);
@@ -82,7 +84,8 @@ class FakeSlots {
   }
   void AwaitRemoved(size_t count) {
     std::unique_lock lock(mutex_);
-    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(10), [&] { return removed_.size() >= count; }));
+    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(10),
+                                  [&] { return removed_.size() >= count; }));
   }
   void Kill(pid_t pid) { ::kill(pid, SIGKILL); }
   size_t live() {
@@ -109,14 +112,16 @@ class FakeSlots {
 
 class SlotPoolTest : public ::testing::Test {
  protected:
-  std::unique_ptr<SlotPool> Pool(uint32_t indices, uint32_t ready, std::vector<SlotName> found = {}) {
+  std::unique_ptr<SlotPool> Pool(uint32_t indices, uint32_t ready,
+                                 std::vector<SlotName> found = {}) {
     SlotPoolOptions options;
     options.indices = indices;
     options.ready = ready;
     return std::make_unique<SlotPool>(options, slots_.Hooks(), found);
   }
   Result<ReadySlot> Take(SlotPool& pool, int seconds = 10) {
-    return runtime::BlockOn(shards_.at(0), pool.Take(runtime::Deadline::After(std::chrono::seconds(seconds))));
+    return runtime::BlockOn(shards_.at(0),
+                            pool.Take(runtime::Deadline::After(std::chrono::seconds(seconds))));
   }
   FakeSlots slots_;
   runtime::Shards shards_{2};
@@ -255,7 +260,8 @@ TEST_F(SlotPoolTest, RemainsThatStay_KeepTheIndex) {
 TEST_F(SlotPoolTest, WaiterGivesUp_SlotGoesToThePool) {
   slots_.Hold(true);
   auto pool = Pool(2, 0);
-  auto late = runtime::BlockOn(shards_.at(0), pool->Take(runtime::Deadline::After(std::chrono::milliseconds(50))));
+  auto late = runtime::BlockOn(shards_.at(0),
+                               pool->Take(runtime::Deadline::After(std::chrono::milliseconds(50))));
   EXPECT_EQ(late.error().code(), Code::kDeadlineExceeded);
   slots_.Hold(false);
   auto next = Take(*pool);
