@@ -54,13 +54,13 @@ struct Created {
 // carried to a definite end by the edge.
 //
 // Errors that hold for every call on a sandbox:
-//   kNotFound          sandbox.not_found          never existed here, or its record has passed the
-//   retention time kGone              sandbox.ended.<cause>      has ended, or is about to by
-//   another cause than user_stop; Get still answers
-//                                                with the Termination
-//   kConflict          sandbox.not_ready          pending or starting
-//   kConflict          sandbox.stopping           stopping because somebody asked for it
-//   kUnavailable       edge.stopping, store.*     this daemon cannot answer now
+//  - kNotFound sandbox.not_found: never existed here, or its record has passed the retention time;
+//  - kGone sandbox.ended.<cause>: has ended, or is about to by another cause than user_stop; Get
+//    still answers with the Termination;
+//  - kConflict sandbox.not_ready: pending or starting;
+//  - kConflict sandbox.stopping: somebody asked for its end;
+//  - kUnavailable sandbox.unreachable: its agent does not answer;
+//  - kUnavailable edge.stopping, store.*: this daemon cannot answer now.
 // Errors of the agent inside arrive with the code and reason that aether gave.
 class EdgeApi {
  public:
