@@ -51,6 +51,9 @@ int CliMain(int argc, char** argv, const std::vector<ExtraCommand>& extras) {
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
     return code == 0 ? 0 : kExitPlatform;
+  } catch (
+      const std::exception& error) {  // a reply whose fields are not of the types of the contract
+    return cli::Fail(Error(Code::kInternal, "client.protocol", error.what()));
   }
   return context.exit_code;
 }

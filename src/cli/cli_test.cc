@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cli/cli.h"
+
 #include <archive.h>
 #include <archive_entry.h>
 #include <fcntl.h>
@@ -9,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/connection.h"
+#include "cli/exec_session.h"
 #include "cli/output.h"
 #include "cli/tree_writer.h"
 #include "os/file.h"
@@ -60,6 +63,64 @@ TEST(FindEndpoint, NotAnAddress_IsRefused) {
   EXPECT_EQ(FindEndpoint("http://h:1/", "k")->url, "http://h:1");
 }
 
+// What CliMain makes of a command line, without any platform.
+int RunCli(std::vector<std::string> words, std::string* out = nullptr) {
+  words.insert(words.begin(), "dsec");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const int code = CliMain(static_cast<int>(argv.size()), argv.data(), {});
+  const std::string text =
+      testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
+  if (out != nullptr) *out = text;
+  return code;
+}
+
+TEST(CommandLine, BadWords_FailAndAreNamed) {
+  std::string out;
+  EXPECT_EQ(RunCli({"ps", "--no-such-flag"}, &out), 125);
+  EXPECT_NE(out.find("no-such-flag"), std::string::npos);
+  EXPECT_EQ(RunCli({"frobnicate"}), 125);
+  EXPECT_EQ(RunCli({}), 125);
+  EXPECT_EQ(RunCli({"create", "x", "--memory", "lots", "--api-key", "k"}, &out), 125);
+  EXPECT_NE(out.find("--memory"), std::string::npos);
+  EXPECT_EQ(RunCli({"exec", "sb-x", "--api-key", "k"}, &out), 125);
+  EXPECT_EQ(RunCli({"layer", "build", "--kind", "base"}, &out), 125);
+  EXPECT_NE(out.find("--from-dir"), std::string::npos);
+  EXPECT_EQ(RunCli({"layer", "build", "--kind", "cake", "--from-dir", "/"}, &out), 125);
+  EXPECT_NE(out.find("cake"), std::string::npos);
+  EXPECT_EQ(RunCli({"cp", "a", "b", "--api-key", "k"}, &out), 125);
+  EXPECT_NE(out.find("SANDBOX:PATH"), std::string::npos);
+}
+
+TEST(CommandLine, NoPlatform_SaysWhatToDo) {
+  std::string out;
+  EXPECT_EQ(RunCli({"ps", "--url", "unix:/nonexistent/socket", "--api-key", "k"}, &out), 125);
+  EXPECT_NE(out.find("client.connection"), std::string::npos);
+  EXPECT_NE(out.find("dsec up"), std::string::npos);
+  EXPECT_EQ(RunCli({"version"}, &out), 0);
+}
+
+TEST(Printer, Records_BecomeOutputOffsetsAndExitCode) {
+  Printer printer(false);
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(printer.OnLine(R"({"type":"started","op_id":"o","pid":7})"));
+  EXPECT_TRUE(printer.OnLine(R"({"type":"stdout","offset":0,"data_b64":"aGVsbG8="})"));
+  EXPECT_TRUE(printer.OnLine(R"({"type":"stderr","offset":10,"data_b64":"eA==","skipped":10})"));
+  EXPECT_TRUE(printer.OnLine("no json"));
+  EXPECT_FALSE(printer.ended());
+  EXPECT_TRUE(printer.OnLine(R"({"type":"exit","result":{"kind":"exited","exit_code":3}})"));
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "hello");
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("10 bytes of stderr were dropped"),
+            std::string::npos);
+  EXPECT_TRUE(printer.started() && printer.ended());
+  EXPECT_EQ(printer.stdout_offset(), 5u);
+  EXPECT_EQ(printer.stderr_offset(), 11u);
+  EXPECT_EQ(printer.Finish(), 3);
+}
+
 struct Entry {
   const char* name;
   unsigned type;
@@ -100,7 +161,7 @@ class UnpackTreeTest : public testing::Test {
     archive_write_free(out);
     lseek(file->get(), 0, SEEK_SET);
     auto root = os::OpenAt(AT_FDCWD, target_.c_str(), O_RDONLY | O_DIRECTORY);
-    return UnpackTree(file->get(), root->get());
+    return UnpackTree(std::move(*file), root->get());
   }
 
   os::TempDir folder_;
@@ -122,6 +183,24 @@ TEST_F(UnpackTreeTest, Case042_NamesThatLeadOutside_AreRefused) {
     ASSERT_FALSE(done.ok()) << entries[0].name;
     EXPECT_EQ(done.error().reason(), "archive.hostile");
   }
+}
+
+TEST_F(UnpackTreeTest, Names_AreBytes) {
+  // A name that no character set knows, one that needs a pax header, one that could be normalised.
+  const std::string odd = "bad\xff\xfe";
+  const std::string decomposed = "cafe\xcc\x81";
+  const std::string longest(200, 'n');
+  ASSERT_TRUE(Unpack({{odd.c_str(), AE_IFREG, "1"},
+                      {decomposed.c_str(), AE_IFREG, "2"},
+                      {("caf\xc3\xa9" + longest).c_str(), AE_IFREG, "3"},
+                      {"sub\xc3\xa9/link", AE_IFLNK, "\xc3\xa9\xff"}})
+                  .ok());
+  const auto content = [&](const std::string& name) {
+    return *os::ReadFile(AT_FDCWD, (target_ + "/" + name).c_str(), 100);
+  };
+  EXPECT_EQ(content(odd), "1");
+  EXPECT_EQ(content(decomposed), "2");
+  EXPECT_EQ(content("caf\xc3\xa9" + longest), "3");
 }
 
 TEST_F(UnpackTreeTest, Case042_LinkThatIsThereAlready_IsNotFollowed) {

@@ -3,12 +3,16 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "base/result.h"
+
+namespace dsec::http {
+class BlockingClient;
+struct ClientRequest;
+}  // namespace dsec::http
 
 namespace dsec::cli {
 
@@ -25,18 +29,17 @@ Result<Endpoint> FindEndpoint(const std::string& url_flag, const std::string& ke
 // A reply that was not an error.
 struct Reply {
   int status = 0;
-  std::map<std::string, std::string> headers;  // lower-case names
   std::string body;
 };
 
-// Blocking HTTP/1.1 to the API, one connection that is reopened when it was closed. One thread. An
-// error reply becomes an Error with the API's code; its dotted reason is in the message in front of
-// the text, "layer.not_found: ...".
+// Blocking calls to the API. One thread, but for Abort. An error reply becomes an Error with the
+// API's code, reason, message and field; no connection, or a broken one: kUnavailable
+// "client.connection".
 class Connection {
  public:
   // `true` to go on, `false` to stop reading and close.
   using OnData = std::function<bool(std::string_view)>;
-  // Fills `out` with up to 256 KiB more of the body; empty means the end.
+  // Gives the next piece of the body; empty means the end.
   using Source = std::function<Result<std::string>()>;
 
   explicit Connection(Endpoint endpoint);
@@ -48,17 +51,21 @@ class Connection {
   Result<Reply> Call(std::string_view method, std::string_view target, std::string_view json = {});
   // Sends raw bytes of a known size.
   Result<Reply> Send(std::string_view method, std::string_view target, std::string_view bytes);
-  // Sends a body of unknown size in chunks.
+  // PUTs a body of unknown size in chunks.
   Result<Reply> Upload(std::string_view target, const Source& source);
   // Hands the reply's body out as it comes.
   Result<void> Download(std::string_view target, const OnData& on_data);
-  // One JSON object a line; keepalives are left out.
+  // One JSON object a line; keepalives are left out. Their absence for 30 s is "client.timeout".
   Result<void> Stream(std::string_view method, std::string_view target, std::string_view json,
                       const OnData& on_line);
+  // From any thread: ends the call under way, and all later ones, with kCancelled "client.aborted".
+  void Abort();
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  Result<Reply> Finish(http::ClientRequest request);
+
+  std::string error_;  // why there is no client
+  std::unique_ptr<http::BlockingClient> client_;
 };
 
 }  // namespace dsec::cli

@@ -50,7 +50,7 @@ std::string Route(const Place& place, std::string_view what) {
 Result<std::string> TypeOf(Connection& api, const Place& place) {
   auto reply = api.Call("GET", Route(place, "files/stat"));
   if (!reply.ok()) {
-    if (reply.error().code() == Code::kNotFound && reply.error().message().starts_with("file.")) {
+    if (reply.error().code() == Code::kNotFound && reply.error().reason().starts_with("file.")) {
       return std::string();
     }
     return reply.error();
@@ -156,7 +156,7 @@ Result<void> CopyIn(Connection& api, const std::string& local, Place target) {
 }
 
 Result<void> CopyOutFolder(Connection& api, const Place& source, const std::string& local) {
-  DSEC_TRY(const os::UniqueFd spool, os::OpenAt(AT_FDCWD, "/tmp", O_TMPFILE | O_RDWR, 0600));
+  DSEC_TRY(os::UniqueFd spool, os::OpenAt(AT_FDCWD, "/tmp", O_TMPFILE | O_RDWR, 0600));
   Result<void> written;
   DSEC_TRY_VOID(api.Download(Route(source, "archive"), [&](std::string_view data) {
     written = os::WriteAll(spool.get(), data);
@@ -166,7 +166,7 @@ Result<void> CopyOutFolder(Connection& api, const Place& source, const std::stri
   if (lseek(spool.get(), 0, SEEK_SET) != 0) return os::ErrnoError("cli.archive", "lseek");
   if (mkdir(local.c_str(), 0777) != 0 && errno != EEXIST) return os::ErrnoError("cli.write", local);
   DSEC_TRY(const os::UniqueFd root, os::OpenAt(AT_FDCWD, local.c_str(), O_RDONLY | O_DIRECTORY));
-  DSEC_TRY(const std::vector<std::string> left_out, UnpackTree(spool.get(), root.get()));
+  DSEC_TRY(const std::vector<std::string> left_out, UnpackTree(std::move(spool), root.get()));
   for (const std::string& line : left_out)
     std::fprintf(stderr, "dsec: left out: %s\n", line.c_str());
   return {};

@@ -48,14 +48,17 @@ std::string Clean(const std::string& text) {
 }  // namespace
 
 int Fail(const Error& error) {
-  const bool from_api = error.reason() == "api.error";
-  std::string line =
-      from_api ? error.message() : fmt::format("{}: {}", error.reason(), error.message());
+  std::string line = fmt::format("{}: {}", error.reason(), error.message());
+  if (!error.field().empty()) line += fmt::format(" (field {})", error.field());
   std::fprintf(stderr, "dsec: %s\n", Clean(line).c_str());
   if (error.reason() == "client.connection") {
     std::fprintf(stderr, "dsec: is the platform running? start it with `dsec up`\n");
-  } else if (line.starts_with("layer.not_found")) {
+  } else if (error.reason() == "layer.not_found") {
     std::fprintf(stderr, "dsec: `dsec layer ls` lists what there is\n");
+  } else if (error.reason() == "layer.in_use") {
+    std::fprintf(stderr, "dsec: end the sandboxes that use it first (`dsec ps`)\n");
+  } else if (error.reason() == "layer.no_space") {
+    std::fprintf(stderr, "dsec: free space, or name another store with --layers\n");
   }
   return kExitPlatform;
 }

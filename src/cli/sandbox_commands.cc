@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/id.h"
 #include "cli/commands.h"
+#include "cli/exec_session.h"
 #include "cli/output.h"
 #include "http/target.h"
 
@@ -88,16 +89,32 @@ void Create(Context& context, const CreateFlags& flags) {
   std::puts(context.json ? box->dump(2).c_str() : box->value("id", "").c_str());
 }
 
-void Run(Context& context, const CreateFlags& create, const ExecFlags& exec) {
+void Run(Context& context, CreateFlags create, const ExecFlags& exec) {
   auto api = context.Open();
   if (!api) return;
+  // A sandbox that this process is killed away from ends by itself.
+  if (create.ttl.empty() && create.idle.empty()) create.idle = "60";
   auto body = create.ToJson();
   if (!body.ok()) return context.Fail(body.error());
-  auto box = CallJson(*api, "POST", "/v1/sandboxes", *body);
-  if (!box.ok()) return context.Fail(box.error());
+  // From here on a signal ends the create or the command, and then the sandbox.
+  const BlockedSignals blocked;
+  Result<json> box = json();
+  {
+    const SignalThread interrupts([&api](int signal) {
+      if (signal != SIGWINCH) api->Abort();  // the platform ends what nobody has claimed
+    });
+    box = CallJson(*api, "POST", "/v1/sandboxes", *body);
+  }
+  if (!box.ok()) {
+    context.Fail(box.error());
+    if (box.error().code() == Code::kCancelled) context.exit_code = kExitCancelled;
+    return;
+  }
   const std::string id = box->value("id", "");
   context.exit_code = RunExec(context, *api, id, exec);
-  auto ended = api->Call("DELETE", "/v1/sandboxes/" + PercentEncode(id));
+  auto fresh = context.Open();  // the first connection may have been left by a signal
+  if (!fresh) return;
+  auto ended = fresh->Call("DELETE", "/v1/sandboxes/" + PercentEncode(id));
   if (!ended.ok()) context.Fail(ended.error());
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/tree_writer.h"
 
-#include <archive.h>
-#include <archive_entry.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,8 +10,9 @@
 #include <string_view>
 #include <utility>
 
+#include "image/byte_source.h"
+#include "image/tar_source.h"
 #include "os/file.h"
-#include "os/unique_fd.h"
 
 namespace dsec::cli {
 namespace {
@@ -21,7 +20,8 @@ namespace {
 using Parts = std::vector<std::string>;
 
 Error Hostile(std::string_view name, std::string_view why) {
-  return Error(Code::kInvalidArgument, "archive.hostile", fmt::format("{}: {}", name, why));
+  return Error(Code::kInvalidArgument, "archive.hostile",
+               fmt::format("{}: {}", image::Printable(name), why));
 }
 
 Result<Parts> Split(std::string_view name) {
@@ -58,15 +58,27 @@ Result<void> Unlink(int folder, const std::string& name) {
   return {};
 }
 
-Result<void> WriteFile(archive* in, int root, const Parts& parts, mode_t mode) {
+Result<void> WriteFile(image::EntrySource& source, int root, const Parts& parts,
+                       const image::Entry& entry) {
   DSEC_TRY(const os::UniqueFd folder, OpenFolder(root, parts, parts.size() - 1));
   DSEC_TRY_VOID(Unlink(folder.get(), parts.back()));
   DSEC_TRY(const os::UniqueFd file, os::OpenAt(folder.get(), parts.back().c_str(),
                                                O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
-  if (archive_read_data_into_fd(in, file.get()) != ARCHIVE_OK) {
-    return Error(Code::kInternal, "archive.damaged", archive_error_string(in));
+  uint64_t end = 0;
+  while (true) {
+    DSEC_TRY(const image::DataRun run, source.ReadData());
+    if (run.bytes.empty()) break;
+    if (::lseek(file.get(), static_cast<off_t>(run.offset), SEEK_SET) < 0) {
+      return os::ErrnoError("cli.write", parts.back());
+    }
+    DSEC_TRY_VOID(os::WriteAll(
+        file.get(), {reinterpret_cast<const char*>(run.bytes.data()), run.bytes.size()}));
+    end = run.offset + run.bytes.size();
   }
-  if (fchmod(file.get(), mode & 0777) != 0) return os::ErrnoError("cli.write", parts.back());
+  if (end != entry.size && ::ftruncate(file.get(), static_cast<off_t>(entry.size)) != 0) {
+    return os::ErrnoError("cli.write", parts.back());
+  }
+  if (fchmod(file.get(), entry.mode & 0777) != 0) return os::ErrnoError("cli.write", parts.back());
   return {};
 }
 
@@ -88,42 +100,42 @@ Result<void> HardLink(int root, const Parts& source, const Parts& target) {
 
 }  // namespace
 
-Result<std::vector<std::string>> UnpackTree(int tar_fd, int root) {
-  const std::unique_ptr<archive, decltype(&archive_read_free)> in(archive_read_new(),
-                                                                  archive_read_free);
-  archive_read_support_format_tar(in.get());
-  archive_read_support_format_empty(in.get());
-  if (archive_read_open_fd(in.get(), tar_fd, size_t{64} << 10) != ARCHIVE_OK) {
-    return Error(Code::kInternal, "archive.damaged", archive_error_string(in.get()));
-  }
+Result<std::vector<std::string>> UnpackTree(os::UniqueFd tar, int root) {
+  image::Warnings warnings;
+  // Names as bytes and bounded headers, whatever the archive says.
+  DSEC_TRY(const auto source,
+           image::TarSource::Open(std::make_unique<image::FileSource>(std::move(tar), "archive"),
+                                  "archive", warnings));
   std::vector<std::string> left_out;
   std::vector<std::pair<Parts, std::string>> links;
   std::vector<std::pair<Parts, mode_t>> folders;
-  archive_entry* entry = nullptr;
-  int status = 0;
-  while ((status = archive_read_next_header(in.get(), &entry)) == ARCHIVE_OK) {
-    const char* name = archive_entry_pathname(entry);
-    if (name == nullptr)
-      return Error(Code::kInternal, "archive.damaged", "an entry without a name");
-    DSEC_TRY(Parts parts, Split(name));
-    const mode_t mode = archive_entry_perm(entry);
-    if (const char* linked = archive_entry_hardlink(entry); linked != nullptr && !parts.empty()) {
-      DSEC_TRY(const Parts source, Split(linked));
-      DSEC_TRY_VOID(HardLink(root, source, parts));
-    } else if (archive_entry_filetype(entry) == AE_IFDIR) {
+  image::Entry entry;
+  while (true) {
+    DSEC_TRY(const bool more, source->Next(entry));
+    if (!more) break;
+    DSEC_TRY(Parts parts, Split(entry.path));
+    if (entry.type == image::EntryType::kDirectory) {
       DSEC_TRY_VOID(OpenFolder(root, parts, parts.size()));
-      folders.emplace_back(std::move(parts), mode);
-    } else if (archive_entry_filetype(entry) == AE_IFREG && !parts.empty()) {
-      DSEC_TRY_VOID(WriteFile(in.get(), root, parts, mode));
-    } else if (archive_entry_filetype(entry) == AE_IFLNK && !parts.empty()) {
-      const char* target = archive_entry_symlink(entry);
-      links.emplace_back(std::move(parts), target == nullptr ? "" : target);
-    } else {
-      left_out.push_back(fmt::format("{}: not a file, folder or link", name));
+      folders.emplace_back(std::move(parts), entry.mode);
+      continue;
     }
-  }
-  if (status != ARCHIVE_EOF) {
-    return Error(Code::kInternal, "archive.damaged", archive_error_string(in.get()));
+    if (parts.empty()) return Hostile(entry.path, "the root is no folder");
+    switch (entry.type) {
+      case image::EntryType::kHardlink: {
+        DSEC_TRY(const Parts target, Split(entry.target));
+        DSEC_TRY_VOID(HardLink(root, target, parts));
+        break;
+      }
+      case image::EntryType::kFile:
+        DSEC_TRY_VOID(WriteFile(*source, root, parts, entry));
+        break;
+      case image::EntryType::kSymlink:
+        links.emplace_back(std::move(parts), entry.target);
+        break;
+      default:
+        left_out.push_back(
+            fmt::format("{}: not a file, folder or link", image::Printable(entry.path)));
+    }
   }
   for (const auto& [parts, target] : links) {
     DSEC_TRY(const os::UniqueFd folder, OpenFolder(root, parts, parts.size() - 1));

@@ -80,6 +80,7 @@ class Edge::Delivery final : public Claim {
  public:
   Delivery(Edge* edge, SandboxPtr sandbox) : edge_(edge), sandbox_(std::move(sandbox)) {}
   ~Delivery() override {
+    if (edge_->let_go_) return;
     boost::asio::post(sandbox_->executor(),
                       [edge = edge_, sandbox = sandbox_, delivered = delivered_] {
                         edge->ClaimSettled(sandbox, delivered);

@@ -132,6 +132,7 @@ Edge::Edge(EdgeOptions options, runtime::Shards& shards, Backends backends,
           [this] { return ReadHostMeters(options_.proc_root, options_.disk_paths); },
           *options_.clock,
           [this] {
+            if (let_go_) return;
             metrics_.live.Set(static_cast<double>(admission_.live()));
             room_queue_.Poke();
           }),
@@ -142,6 +143,11 @@ Edge::~Edge() { LetGo(); }
 
 void Edge::LetGo() {
   stopping_ = true;
+  // What is destroyed from here on must not wake anything: its shard may be gone before it.
+  let_go_ = true;
+  room_queue_.Close();
+  turns_.Close();
+  adoptions_.Close();
   reconcile_.reset();
   store_thread_.reset();
   registry_.Clear();
@@ -149,7 +155,7 @@ void Edge::LetGo() {
 
 runtime::Task<void> Edge::Stop(runtime::Deadline deadline) {
   stopping_ = true;
-  timer_wake_->Set();
+  boost::asio::post(shards_.at(0), [wake = timer_wake_] { wake->Set(); });
   for (const SandboxPtr& sandbox : registry_.All()) {
     boost::asio::post(sandbox->executor(), [sandbox] {
       if (sandbox->ticket != nullptr) sandbox->ticket->Cancel();
@@ -385,16 +391,18 @@ runtime::Task<v1::ListPage> Edge::List(v1::ListRequestAll request, runtime::Dead
   co_return page;
 }
 
-runtime::Task<v1::SandboxView> Edge::Renew(v1::RenewRequest request, runtime::Deadline) {
+runtime::Task<v1::SandboxView> Edge::Renew(v1::RenewRequest request, runtime::Deadline deadline) {
   runtime::GatePass pass(calls_);
   if (!pass) co_return StoppingError();
   DSEC_CO_TRY(auto sandbox, co_await FindLive(SandboxId(request.id())));
   const auto executor = sandbox->executor();
-  co_return co_await runtime::On(executor, RenewHere(std::move(sandbox), std::move(request)));
+  co_return co_await runtime::On(executor,
+                                 RenewHere(std::move(sandbox), std::move(request), deadline));
 }
 
-runtime::Task<v1::SandboxView> Edge::RenewHere(SandboxPtr sandbox, v1::RenewRequest request) {
-  DSEC_CO_TRY_VOID(CheckRunning(*sandbox));
+runtime::Task<v1::SandboxView> Edge::RenewHere(SandboxPtr sandbox, v1::RenewRequest request,
+                                               runtime::Deadline deadline) {
+  DSEC_CO_TRY_VOID(co_await AgentOf(sandbox, false, deadline));
   const int64_t now = NowMs();
   v1::SandboxSpec spec = sandbox->record()->spec();
   if (request.has_ttl_ms()) spec.set_ttl_ms(request.ttl_ms());
@@ -446,7 +454,8 @@ runtime::Task<v1::EventsReply> Edge::Events(v1::EventsRequest request, runtime::
   const auto wait = runtime::Deadline::After(
       std::chrono::milliseconds(std::min<uint64_t>(request.wait_ms(), 600'000)));
   const auto until = deadline.Sooner(wait);
-  const uint64_t limit = std::clamp<uint64_t>(request.max_events(), 1, 1000);
+  const uint64_t limit =
+      request.max_events() == 0 ? 100 : std::min<uint64_t>(request.max_events(), 1000);
   const std::string id = request.id();
   EventHub::Subscription subscription(hub_, id, co_await boost::asio::this_coro::executor);
   while (true) {

@@ -155,7 +155,8 @@ class Edge final : public EdgeApi {
   boost::asio::awaitable<void> CloseCalls(std::shared_ptr<runtime::AsyncEvent> closed);
   boost::asio::awaitable<void> ReconcileAndLog();
   runtime::Task<v1::SandboxView> GetHere(SandboxPtr sandbox);
-  runtime::Task<v1::SandboxView> RenewHere(SandboxPtr sandbox, v1::RenewRequest request);
+  runtime::Task<v1::SandboxView> RenewHere(SandboxPtr sandbox, v1::RenewRequest request,
+                                           runtime::Deadline deadline);
   runtime::Task<v1::Usage> StatsHere(SandboxPtr sandbox);
 
   // --- create.cc ---
@@ -197,7 +198,8 @@ class Edge final : public EdgeApi {
   // What a call does to the sandbox.
   enum class Counts { kActivity, kRead };
   runtime::Task<std::unique_ptr<Attachment>> AttachHere(SandboxPtr sandbox, std::string op_id,
-                                                        OnDisconnect rule);
+                                                        OnDisconnect rule,
+                                                        runtime::Deadline deadline);
   void Detach(const SandboxPtr& sandbox, const std::string& op_id, bool vanished);
   runtime::Task<v1::ExecReply> ExecHere(SandboxPtr sandbox, v1::ExecRequest request, bool followed,
                                         runtime::Deadline deadline);
@@ -250,6 +252,7 @@ class Edge final : public EdgeApi {
   Admission admission_;
   DueQueue<Sandbox> due_;
   std::atomic<bool> stopping_ = false;
+  std::atomic<bool> let_go_ = false;
   runtime::Gate calls_;                              // calls, creates, stops: what Stop waits for
   runtime::Gate watchers_;                           // coroutines that last as long as a sandbox
   std::shared_ptr<runtime::AsyncEvent> timer_wake_;  // of shard 0
@@ -271,8 +274,8 @@ Result<void> CheckRunning(const Sandbox& sandbox);
 Error GoneError(const v1::Termination& termination);
 // SHA-256 of what makes two creates the same.
 std::string CreateDigest(const v1::CreateRequest& request);
-// SHA-256 of an exec without its Poll part.
-std::string ExecDigest(const v1::ExecRequest& request);
+// SHA-256 of an exec without its Poll part. `request` is the same afterwards.
+std::string ExecDigest(v1::ExecRequest& request);
 // The reply to a follower whose sandbox ended under its exec.
 v1::ExecReply EndedReply(const std::string& op_id, const v1::Termination& termination);
 // Bytes of unknown origin as text for a record: UTF-8, without control characters, bounded.

@@ -71,6 +71,7 @@ class Edge::Follower final : public Attachment {
   Follower(Edge* edge, SandboxPtr sandbox, std::string op_id, bool keep)
       : edge_(edge), sandbox_(std::move(sandbox)), op_id_(std::move(op_id)), keep_(keep) {}
   ~Follower() override {
+    if (edge_->let_go_) return;
     boost::asio::post(sandbox_->executor(),
                       [edge = edge_, sandbox = sandbox_, op_id = op_id_, vanished = !finished_] {
                         edge->Detach(sandbox, op_id, vanished);
@@ -91,16 +92,20 @@ class Edge::Follower final : public Attachment {
 };
 
 runtime::Task<std::unique_ptr<Attachment>> Edge::Attach(SandboxId id, std::string op_id,
-                                                        OnDisconnect rule, runtime::Deadline) {
+                                                        OnDisconnect rule,
+                                                        runtime::Deadline deadline) {
   DSEC_CO_TRY_VOID(ParseOpId(op_id, "op_id"));
   DSEC_CO_TRY(auto sandbox, co_await FindLive(std::move(id)));
   const auto executor = sandbox->executor();
-  co_return co_await runtime::On(executor, AttachHere(std::move(sandbox), std::move(op_id), rule));
+  co_return co_await runtime::On(executor,
+                                 AttachHere(std::move(sandbox), std::move(op_id), rule, deadline));
 }
 
 runtime::Task<std::unique_ptr<Attachment>> Edge::AttachHere(SandboxPtr sandbox, std::string op_id,
-                                                            OnDisconnect rule) {
-  DSEC_CO_TRY_VOID(CheckRunning(*sandbox));
+                                                            OnDisconnect rule,
+                                                            runtime::Deadline deadline) {
+  // Also waits for an adoption under way: before that nobody counts followers.
+  DSEC_CO_TRY_VOID(co_await AgentOf(sandbox, false, deadline));
   const bool keep = rule == OnDisconnect::kKeep;
   LiftClaim(sandbox);
   sandbox->activity->Attach(op_id, keep, NowMs());

@@ -86,8 +86,13 @@ void FairQueue::Poke() {
   WakeHeadLocked();
 }
 
+void FairQueue::Close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
 void FairQueue::WakeHeadLocked() {
-  if (!line_.empty()) Wake(line_.front());
+  if (!line_.empty() && !closed_) Wake(line_.front());
 }
 
 void FairQueue::Wake(const std::shared_ptr<Ticket>& ticket) {

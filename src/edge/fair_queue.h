@@ -50,6 +50,8 @@ class FairQueue {
   // The thing may be there again. Any thread.
   void Poke();
   size_t waiting() const;
+  // Wakes nobody any more: for the end, when the shards of those who wait may be gone before them.
+  void Close();
 
  private:
   class InLine;
@@ -61,6 +63,7 @@ class FairQueue {
   const size_t max_waiting_;
   const std::chrono::milliseconds retry_;
   mutable std::mutex mutex_;
+  bool closed_ = false;
   std::deque<std::shared_ptr<Ticket>> line_;
   std::optional<Error> refusal_;  // what the head was told last
 };

@@ -14,7 +14,7 @@ namespace {
 constexpr std::chrono::milliseconds kAdoptRetry{1'000};
 constexpr std::chrono::milliseconds kSweepTimeout{60'000};
 constexpr std::chrono::milliseconds kCheckTimeout{5'000};
-constexpr uint64_t kExpireBatch = 500;
+constexpr uint64_t kExpireBatch = 100;  // the store is locked for a batch: some milliseconds
 // A disk with less than this left is full: no file system fills to the last byte.
 constexpr uint64_t kDiskSlack = 1 << 20;
 
@@ -203,19 +203,19 @@ boost::asio::awaitable<void> Edge::ReconcileAndLog() {
 
 runtime::Task<std::vector<std::string>> Edge::Reconcile() {
   auto swept = co_await Sweep();
-  for (const SandboxPtr& sandbox : registry_.All()) {
-    if (stopping()) break;
-    auto checked = co_await runtime::On(sandbox->executor(), CheckUp(sandbox));
-    if (!checked.ok())
-      log::Warn("sandbox.check_failed",
-                {{"sandbox_id", sandbox->id()}, {"error", checked.error()}});
-  }
   const int64_t now = NowMs();
   for (bool more = true; more && !stopping();) {
     auto expire = [this, now] { return store_->Expire(options_.retention, now, kExpireBatch); };
     auto expired = co_await store_thread_->Run(std::move(expire), runtime::Deadline::Never());
     if (!expired.ok()) co_return std::move(expired).error();
     more = *expired;
+  }
+  for (const SandboxPtr& sandbox : registry_.All()) {
+    if (stopping()) break;
+    auto checked = co_await runtime::On(sandbox->executor(), CheckUp(sandbox));
+    if (!checked.ok())
+      log::Warn("sandbox.check_failed",
+                {{"sandbox_id", sandbox->id()}, {"error", checked.error()}});
   }
   co_return swept;
 }

@@ -100,13 +100,19 @@ std::string CreateDigest(const v1::CreateRequest& request) {
   return Sha256(bytes);
 }
 
-std::string ExecDigest(const v1::ExecRequest& request) {
-  v1::ExecRequest canonical = request;
-  canonical.clear_request_digest();
-  canonical.clear_wait_ms();
-  canonical.clear_max_bytes();
+std::string ExecDigest(v1::ExecRequest& request) {
+  // A script may have megabytes: it is not copied for this.
+  const std::string digest = std::move(*request.mutable_request_digest());
+  const uint64_t wait_ms = request.wait_ms();
+  const uint64_t max_bytes = request.max_bytes();
+  request.clear_request_digest();
+  request.clear_wait_ms();
+  request.clear_max_bytes();
   std::string bytes;
-  AppendCanonical(canonical, bytes);
+  AppendCanonical(request, bytes);
+  request.set_request_digest(digest);
+  request.set_wait_ms(wait_ms);
+  request.set_max_bytes(max_bytes);
   return Sha256(bytes);
 }
 

@@ -41,6 +41,7 @@ class Semaphore {
   runtime::Task<Permit> Acquire(std::shared_ptr<FairQueue::Ticket> ticket,
                                 runtime::Deadline deadline);
   size_t waiting() const { return queue_.waiting(); }
+  void Close() { queue_.Close(); }
 
  private:
   Result<void> Take();

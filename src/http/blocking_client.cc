@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "http/blocking_client.h"
 
+#include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <exception>
@@ -21,6 +22,9 @@ runtime::Task<std::string> CallPlain(
 
 struct BlockingClient::Loop {
   boost::asio::io_context context{1};
+  std::atomic<bool> aborted = false;
+
+  static Error Aborted() { return Error(Code::kCancelled, "client.aborted", "ended on request"); }
 
   template <typename T>
   static boost::asio::awaitable<void> Into(runtime::Task<T> task,
@@ -32,12 +36,16 @@ struct BlockingClient::Loop {
   Result<T> Run(runtime::Task<T> task) {
     std::optional<Result<T>> result;
     bool ended = false;
+    // Before the flag is read: a stop that comes later than that ends the loop.
+    context.restart();
+    if (aborted) return Aborted();
     boost::asio::co_spawn(context, Into(std::move(task), result),
                           [&ended](const std::exception_ptr&) { ended = true; });
-    context.restart();
     // Not run(): a timer of another stream may be pending for long.
     while (!ended && context.run_one() > 0) {
     }
+    // What was suspended is never resumed, only destroyed.
+    if (!result && aborted) return Aborted();
     if (!result)
       return Error(Code::kInternal, "internal.exception", "the call ended without a result");
     return std::move(*result);
@@ -63,6 +71,11 @@ Result<std::unique_ptr<BlockingClient::Stream>> BlockingClient::Open(
     ClientRequest request, std::chrono::nanoseconds timeout) {
   DSEC_TRY(auto stream, loop_->Run(client_->Open(std::move(request), After(timeout))));
   return std::unique_ptr<Stream>(new Stream(*this, std::move(stream)));
+}
+
+void BlockingClient::Abort() {
+  loop_->aborted = true;
+  loop_->context.stop();
 }
 
 BodySource BlockingClient::Source(std::function<Result<std::string>()> next) {

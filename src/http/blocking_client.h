@@ -11,7 +11,8 @@
 
 namespace dsec::http {
 
-// The client for programs without an event loop: each call blocks its thread. One thread at a time.
+// The client for programs without an event loop: each call blocks its thread. One thread at a time,
+// but for Abort.
 // A timeout of zero means none; it holds for the whole of Call, and for each wait of a stream.
 // Errors as of Client.
 class BlockingClient {
@@ -37,6 +38,9 @@ class BlockingClient {
                      uint64_t max_body = 64 << 20);
   // Must be destroyed before the client.
   Result<std::unique_ptr<Stream>> Open(ClientRequest request, std::chrono::nanoseconds timeout);
+
+  // From any thread: ends the call under way, and all later ones, with kCancelled "client.aborted".
+  void Abort();
 
   // A body source from a plain function.
   static BodySource Source(std::function<Result<std::string>()> next);
