@@ -3,7 +3,8 @@
 #include "up/up.h"
 
 int main(int argc, char** argv) {
-  return dsec::cli::CliMain(argc, argv,
-                            {{"up", "Run the platform on this machine", dsec::up::UpMain},
-                             {"purge", "Remove everything of this node from the host", dsec::up::PurgeMain}});
+  return dsec::cli::CliMain(
+      argc, argv,
+      {{"up", "Run the platform on this machine", dsec::up::UpMain},
+       {"purge", "Remove everything of this node from the host", dsec::up::PurgeMain}});
 }

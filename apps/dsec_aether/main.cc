@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// dsec-aether: the agent of one sandbox, started by the spawner as pid 1 of pid namespace A. See src/spawn/agent_abi.h.
+// dsec-aether: the agent of one sandbox, started by the spawner as pid 1 of pid namespace A. See
+// src/spawn/agent_abi.h.
 #include <malloc.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,7 +18,8 @@ namespace {
 // One line on the log, dropped rather than waited for when its reader is slow.
 void Log(const char* event, const std::string& text) {
   pollfd log = {STDERR_FILENO, POLLOUT, 0};
-  if (::poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0) std::fprintf(stderr, "%s %s\n", event, text.c_str());
+  if (::poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0)
+    std::fprintf(stderr, "%s %s\n", event, text.c_str());
 }
 
 }  // namespace
@@ -26,7 +28,8 @@ int main() {
   ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   ::signal(SIGPIPE, SIG_IGN);
   ::umask(0);  // modes are given exactly
-  // Large blocks come from and go back to the kernel one by one, small ones stay few; one arena for all threads.
+  // Large blocks come from and go back to the kernel one by one, small ones stay few; one arena for
+  // all threads.
   ::mallopt(M_MMAP_THRESHOLD, 64 << 10);
   ::mallopt(M_TRIM_THRESHOLD, 128 << 10);
   ::mallopt(M_TOP_PAD, 16 << 10);
@@ -37,6 +40,7 @@ int main() {
     return 1;
   }
   Log("agent.ended", (*agent)->Run());
-  // A worker may hang in a dead file system: nothing is waited for, and everything of the sandbox dies with this process.
+  // A worker may hang in a dead file system: nothing is waited for, and everything of the sandbox
+  // dies with this process.
   ::_exit(0);
 }

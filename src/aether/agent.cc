@@ -21,7 +21,8 @@ namespace abi = spawn::abi;
 constexpr char kService[] = "dsec.v1.Aether";
 constexpr char kEntrypoint[] = "entrypoint";
 constexpr uint64_t kMaxGraceMs = 3600 * 1000;
-// Memory that a burst has left in the heap goes back to the kernel this long after it; an idle agent has no timer.
+// Memory that a burst has left in the heap goes back to the kernel this long after it; an idle
+// agent has no timer.
 constexpr std::chrono::seconds kTrimAfter{1};
 // Replies that tell of the sandbox's end get this long to be taken.
 constexpr std::chrono::milliseconds kLastWords{200};
@@ -33,7 +34,8 @@ os::UniqueFd TakeOptional(int fd) {
 
 Result<os::UniqueFd> Take(int fd, const char* what) {
   os::UniqueFd taken = TakeOptional(fd);
-  if (!taken.valid()) return Error::FromErrno(errno, "agent.descriptors", fmt::format("{} ({})", what, fd));
+  if (!taken.valid())
+    return Error::FromErrno(errno, "agent.descriptors", fmt::format("{} ({})", what, fd));
   return taken;
 }
 
@@ -85,7 +87,8 @@ Result<std::unique_ptr<Agent>> Agent::Create() {
   DSEC_TRY(os::UniqueFd code, os::OpenAt(slot.get(), "code", O_RDONLY | O_DIRECTORY));
   std::unique_ptr<Agent> agent(new Agent(std::move(loop), std::move(workers), std::move(code)));
   ssize_t size = ::pread(token.get(), agent->token_.data(), agent->token_.size(), 0);
-  if (size != abi::kTokenBytes) return Error(Code::kInvalidArgument, "agent.token", "the token has a wrong size");
+  if (size != abi::kTokenBytes)
+    return Error(Code::kInvalidArgument, "agent.token", "the token has a wrong size");
   Agent* self = agent.get();
   self->slot_cgroup_ = std::move(slot);
   self->init_pidfd_ = std::move(init);
@@ -95,13 +98,15 @@ Result<std::unique_ptr<Agent>> Agent::Create() {
       *self->loop_, std::move(channel),
       [self](os::UniqueFd root) {
         self->execs_->SetRoot(std::move(root));
-        for (const Server::Respond& respond : std::exchange(self->waiting_hellos_, {})) self->FinishHello(respond);
+        for (const Server::Respond& respond : std::exchange(self->waiting_hellos_, {}))
+          self->FinishHello(respond);
       },
       [self](const std::string& why) { self->OnLost(why); });
   self->execs_ = std::make_unique<ExecTable>(
       *self->loop_, *self->init_, *self->workers_,
-      ExecTable::Options{self->slot_cgroup_.get(), self->code_cgroup_.get(), self->memory_cgroup_.get(),
-                         self->pids_cgroup_.get(), self->cpu_cgroup_.get()});
+      ExecTable::Options{self->slot_cgroup_.get(), self->code_cgroup_.get(),
+                         self->memory_cgroup_.get(), self->pids_cgroup_.get(),
+                         self->cpu_cgroup_.get()});
   self->files_ = std::make_unique<FileService>(
       *self->loop_, *self->workers_, [self] { return self->execs_->root(); },
       [self] { return self->execs_->defaults().user; });
@@ -109,7 +114,8 @@ Result<std::unique_ptr<Agent>> Agent::Create() {
     return Error::FromErrno(errno, "agent.descriptors", "make the listening socket non-blocking");
   }
   self->server_ = std::make_unique<Server>(
-      *self->loop_, std::move(listener), [self](Server::Call call) { self->Handle(std::move(call)); },
+      *self->loop_, std::move(listener),
+      [self](Server::Call call) { self->Handle(std::move(call)); },
       [self](uint64_t caller) {
         self->execs_->DropCaller(caller);
         self->files_->DropCaller(caller);
@@ -118,7 +124,8 @@ Result<std::unique_ptr<Agent>> Agent::Create() {
   return agent;
 }
 
-Agent::Agent(std::unique_ptr<Loop> loop, std::unique_ptr<WorkerPool> workers, os::UniqueFd code_cgroup)
+Agent::Agent(std::unique_ptr<Loop> loop, std::unique_ptr<WorkerPool> workers,
+             os::UniqueFd code_cgroup)
     : loop_(std::move(loop)),
       workers_(std::move(workers)),
       memory_cgroup_(TakeOptional(abi::kMemoryCgroupFd)),
@@ -136,11 +143,13 @@ std::string Agent::Run() {
 
 void Agent::Handle(Server::Call call) {
   if (call.request.service != kService) {
-    return call.respond(Error(Code::kNotFound, "rpc.unknown_service", "only dsec.v1.Aether is served here"));
+    return call.respond(
+        Error(Code::kNotFound, "rpc.unknown_service", "only dsec.v1.Aether is served here"));
   }
   if (call.request.method == "Hello") return Hello(call);
   if (!*call.authenticated) {
-    call.respond(Error(Code::kUnauthenticated, "agent.hello_first", "the first call must be Hello"));
+    call.respond(
+        Error(Code::kUnauthenticated, "agent.hello_first", "the first call must be Hello"));
     return server_->CloseAfterReplies(call.caller);
   }
   Dispatch(call);
@@ -149,7 +158,8 @@ void Agent::Handle(Server::Call call) {
 void Agent::Hello(Server::Call& call) {
   With<v1::HelloRequest>(call, [&](v1::HelloRequest request) {
     if (!SameToken(request.token(), token_)) {
-      call.respond(Error(Code::kUnauthenticated, "agent.bad_token", "the token is not that of this sandbox"));
+      call.respond(Error(Code::kUnauthenticated, "agent.bad_token",
+                         "the token is not that of this sandbox"));
       return server_->CloseAfterReplies(call.caller);
     }
     Result<ExecDefaults> defaults = DefaultsFrom(request);
@@ -203,11 +213,14 @@ void Agent::Dispatch(Server::Call& call) {
       execs_->WriteStdin(request, caller, Typed<v1::StdinReply>(respond));
     });
   } else if (method == "Signal") {
-    With<v1::SignalRequest>(call, [&](const v1::SignalRequest& request) { Plain(respond)(execs_->Signal(request)); });
+    With<v1::SignalRequest>(
+        call, [&](const v1::SignalRequest& request) { Plain(respond)(execs_->Signal(request)); });
   } else if (method == "Resize") {
-    With<v1::ResizeRequest>(call, [&](const v1::ResizeRequest& request) { Plain(respond)(execs_->Resize(request)); });
+    With<v1::ResizeRequest>(
+        call, [&](const v1::ResizeRequest& request) { Plain(respond)(execs_->Resize(request)); });
   } else if (method == "Ack") {
-    With<v1::AckRequest>(call, [&](const v1::AckRequest& request) { Plain(respond)(execs_->Ack(request.op_id())); });
+    With<v1::AckRequest>(
+        call, [&](const v1::AckRequest& request) { Plain(respond)(execs_->Ack(request.op_id())); });
   } else if (method == "ListExecs") {
     respond(execs_->List().SerializeAsString());
   } else if (method == "ListSessions") {
@@ -218,7 +231,8 @@ void Agent::Dispatch(Server::Call& call) {
     });
   } else if (method == "Shutdown") {
     With<v1::ShutdownRequest>(call, [&](const v1::ShutdownRequest& request) {
-      execs_->Shutdown(std::chrono::milliseconds(std::min(request.grace_ms(), kMaxGraceMs)), Plain(respond));
+      execs_->Shutdown(std::chrono::milliseconds(std::min(request.grace_ms(), kMaxGraceMs)),
+                       Plain(respond));
     });
   } else if (execs_->root() < 0) {
     respond(Error(Code::kUnavailable, "agent.not_ready", "the sandbox is still being set up"));

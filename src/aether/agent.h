@@ -17,8 +17,9 @@
 
 namespace dsec::aether {
 
-// The agent of one sandbox: the Aether service of api/proto/dsec/v1/aether.proto between the edge's connections and the
-// sandbox's init. State is in memory only and survives any number of edges; it ends with the sandbox.
+// The agent of one sandbox: the Aether service of api/proto/dsec/v1/aether.proto between the edge's
+// connections and the sandbox's init. State is in memory only and survives any number of edges; it
+// ends with the sandbox.
 class Agent {
  public:
   // Takes over the descriptors of spawn/agent_abi.h.

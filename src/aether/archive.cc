@@ -29,7 +29,8 @@ std::vector<std::pair<uint64_t, uint64_t>> DataRanges(int fd, uint64_t size) {
     off_t hole = data < 0 ? -1 : ::lseek(fd, data, SEEK_HOLE);
     if (hole < 0 || ranges.size() >= TarReader::kMaxSparseRanges - 1) return {};
     uint64_t end = std::min(static_cast<uint64_t>(hole), size);
-    if (static_cast<uint64_t>(data) < end) ranges.emplace_back(data, end - static_cast<uint64_t>(data));
+    if (static_cast<uint64_t>(data) < end)
+      ranges.emplace_back(data, end - static_cast<uint64_t>(data));
     position = hole;
   }
   // A map is never empty: the end of the file stands for "all of it is a hole".
@@ -46,7 +47,8 @@ Result<std::string> MemberPath(std::string_view path) {
     path.remove_prefix(slash == std::string_view::npos ? path.size() : slash + 1);
     if (part.empty() || part == ".") continue;
     if (part == "..") {
-      return Error(Code::kInvalidArgument, "archive.bad_path", "a member's name must not contain \"..\"");
+      return Error(Code::kInvalidArgument, "archive.bad_path",
+                   "a member's name must not contain \"..\"");
     }
     if (!clean.empty()) clean += '/';
     clean += part;
@@ -137,7 +139,8 @@ void ArchiveWriter::AddEntry(const std::string& name) {
   pending_ += TarHeader(entry);
 }
 
-void ArchiveWriter::AddFile(int directory, const std::string& name, const struct stat& status, TarEntry& entry) {
+void ArchiveWriter::AddFile(int directory, const std::string& name, const struct stat& status,
+                            TarEntry& entry) {
   if (status.st_nlink > 1) {
     auto known = hard_links_.find({status.st_dev, status.st_ino});
     if (known != hard_links_.end()) {
@@ -146,13 +149,15 @@ void ArchiveWriter::AddFile(int directory, const std::string& name, const struct
       pending_ += TarHeader(entry);
       return;
     }
-    if (hard_links_.size() < kMaxHardLinks) hard_links_[{status.st_dev, status.st_ino}] = entry.path;
+    if (hard_links_.size() < kMaxHardLinks)
+      hard_links_[{status.st_dev, status.st_ino}] = entry.path;
   }
   Result<os::UniqueFd> file =
       os::OpenAt(directory, name.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY);
   if (!file.ok()) return Warn(entry.path, file.error().message());
   struct stat now;
-  if (::fstat(file->get(), &now) != 0 || !S_ISREG(now.st_mode)) return Warn(entry.path, "it has changed meanwhile");
+  if (::fstat(file->get(), &now) != 0 || !S_ISREG(now.st_mode))
+    return Warn(entry.path, "it has changed meanwhile");
   entry.size = static_cast<uint64_t>(now.st_size);
   if (entry.size >= kMinSparseSize && static_cast<uint64_t>(now.st_blocks) * 512 < entry.size) {
     entry.map = DataRanges(file->get(), entry.size);
@@ -179,10 +184,12 @@ void ArchiveWriter::AddData(size_t max_bytes) {
         std::min<uint64_t>({size - range_done_, max_bytes - pending_.size(), kPieceBytes}));
     size_t start = pending_.size();
     pending_.resize(start + wanted);
-    ssize_t got = ::pread(file_.get(), pending_.data() + start, wanted, static_cast<off_t>(offset + range_done_));
+    ssize_t got = ::pread(file_.get(), pending_.data() + start, wanted,
+                          static_cast<off_t>(offset + range_done_));
     if (got <= 0) {  // the header has promised this many bytes
       if (!std::exchange(shrank_, true)) {
-        Warn(file_entry_.path, got < 0 ? "it could not be read to its end" : "it shrank while it was read");
+        Warn(file_entry_.path,
+             got < 0 ? "it could not be read to its end" : "it shrank while it was read");
       }
       got = static_cast<ssize_t>(wanted);
     }
@@ -213,7 +220,8 @@ Result<std::unique_ptr<ArchiveReader>> ArchiveReader::Open(int root, const std::
   if (::fstat(root, &top) != 0 || ::fstat(target->get(), &here) != 0) return FileError(errno, path);
   bool is_root = top.st_dev == here.st_dev && top.st_ino == here.st_ino;
   uint64_t resolve = RESOLVE_NO_MAGICLINKS | (is_root ? RESOLVE_IN_ROOT : RESOLVE_BENEATH);
-  return std::unique_ptr<ArchiveReader>(new ArchiveReader(std::move(target).value(), owner, resolve));
+  return std::unique_ptr<ArchiveReader>(
+      new ArchiveReader(std::move(target).value(), owner, resolve));
 }
 
 Result<void> ArchiveReader::Feed(std::string_view data) { return reader_.Feed(data); }
@@ -227,7 +235,9 @@ Result<os::UniqueFd> ArchiveReader::OpenIn(const std::string& path, int flags) c
   }
   if (fd >= 0) return os::UniqueFd(fd);
   if (errno == EXDEV) {
-    return Error(Code::kInvalidArgument, "archive.outside", "a link leads out of the target directory").WithErrno(EXDEV);
+    return Error(Code::kInvalidArgument, "archive.outside",
+                 "a link leads out of the target directory")
+        .WithErrno(EXDEV);
   }
   return FileError(errno, path);
 }
@@ -247,7 +257,8 @@ Result<os::UniqueFd> ArchiveReader::OpenParent(const std::string& path) {
   }
   while (found.ok() && !missing.empty()) {
     std::string name = missing.back().substr(missing.back().rfind('/') + 1);
-    if (::mkdirat(found->get(), name.c_str(), 0755) != 0 && errno != EEXIST) return FileError(errno, missing.back());
+    if (::mkdirat(found->get(), name.c_str(), 0755) != 0 && errno != EEXIST)
+      return FileError(errno, missing.back());
     found = OpenIn(missing.back(), O_RDONLY | O_DIRECTORY);
     missing.pop_back();
   }
@@ -267,20 +278,22 @@ Result<void> ArchiveReader::MakeDirectory(int parent, const std::string& name, u
   if (::mkdirat(parent, name.c_str(), mode & 01777) == 0) return Ok();
   if (errno != EEXIST) return FileError(errno, name);
   struct stat status;
-  if (::fstatat(parent, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return FileError(errno, name);
+  if (::fstatat(parent, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+    return FileError(errno, name);
   // A link to a directory is left as it is: what is below it is resolved like anything else.
   if (!S_ISDIR(status.st_mode) && !S_ISLNK(status.st_mode)) return FileError(ENOTDIR, name);
   return Ok();
 }
 
-Result<void> ArchiveReader::MakeHardLink(int parent, const std::string& name, const std::string& target) {
+Result<void> ArchiveReader::MakeHardLink(int parent, const std::string& name,
+                                         const std::string& target) {
   DSEC_TRY(std::string path, MemberPath(target));
   DSEC_TRY(os::UniqueFd file, OpenIn(path, O_PATH | O_NOFOLLOW));
   struct stat status, present;
   if (::fstat(file.get(), &status) != 0) return FileError(errno, path);
   if (!S_ISREG(status.st_mode)) return FileError(ENXIO, path);
-  if (::fstatat(parent, name.c_str(), &present, AT_SYMLINK_NOFOLLOW) == 0 && present.st_ino == status.st_ino &&
-      present.st_dev == status.st_dev) {
+  if (::fstatat(parent, name.c_str(), &present, AT_SYMLINK_NOFOLLOW) == 0 &&
+      present.st_ino == status.st_ino && present.st_dev == status.st_dev) {
     return Ok();
   }
   std::string self = fmt::format("/proc/self/fd/{}", file.get());
@@ -336,7 +349,8 @@ Result<void> ArchiveReader::OnEntryEnd() {
   DSEC_TRY_VOID(file.Extend(entry_.size));
   int64_t seconds = entry_.mtime_ns / 1'000'000'000;
   const timespec times[2] = {{0, UTIME_OMIT}, {seconds, entry_.mtime_ns - seconds * 1'000'000'000}};
-  if (entry_.mtime_ns >= 0 && ::futimens(file.fd(), times) != 0) return FileError(errno, entry_.path);
+  if (entry_.mtime_ns >= 0 && ::futimens(file.fd(), times) != 0)
+    return FileError(errno, entry_.path);
   return file.Commit(entry_.mode & 01777, NewFile::Existing::kReplace);
 }
 

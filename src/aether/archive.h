@@ -17,12 +17,14 @@
 #include "base/result.h"
 #include "os/unique_fd.h"
 
-// A directory of the sandbox as a tar stream, out and in. Both block and live on one worker thread at a time.
+// A directory of the sandbox as a tar stream, out and in. Both block and live on one worker thread
+// at a time.
 namespace dsec::aether {
 
-// Names are relative to the directory, which has no entry itself. Follows no link and stays on its mount. Left out, each with
-// a warning: devices and sockets, mounts below, what cannot be read, more than kMaxDepth levels. A file that shrinks while it
-// is read is filled up with zeros, with a warning.
+// Names are relative to the directory, which has no entry itself. Follows no link and stays on its
+// mount. Left out, each with a warning: devices and sockets, mounts below, what cannot be read,
+// more than kMaxDepth levels. A file that shrinks while it is read is filled up with zeros, with a
+// warning.
 class ArchiveWriter {
  public:
   static constexpr size_t kMaxDepth = 128;
@@ -52,7 +54,7 @@ class ArchiveWriter {
 
   std::vector<Level> levels_;
   std::map<std::pair<dev_t, ino_t>, std::string> hard_links_;
-  os::UniqueFd file_;       // being copied
+  os::UniqueFd file_;  // being copied
   TarEntry file_entry_;
   size_t range_ = 0;
   uint64_t range_done_ = 0;
@@ -63,13 +65,15 @@ class ArchiveWriter {
   bool ended_ = false;
 };
 
-// Everything that is made belongs to `owner`, whatever the archive says; setuid and setgid bits are dropped. Refused: names
-// with "..", links of the archive or of the target that lead out of the target directory (when that is not the sandbox's
-// root), devices. Files replace files as a whole; a directory is merged; a directory is never replaced by something else.
-// What has been unpacked before an error or an abort stays.
+// Everything that is made belongs to `owner`, whatever the archive says; setuid and setgid bits are
+// dropped. Refused: names with "..", links of the archive or of the target that lead out of the
+// target directory (when that is not the sandbox's root), devices. Files replace files as a whole;
+// a directory is merged; a directory is never replaced by something else. What has been unpacked
+// before an error or an abort stays.
 class ArchiveReader : private TarReader::Sink {
  public:
-  static Result<std::unique_ptr<ArchiveReader>> Open(int root, const std::string& path, const Identity& owner);
+  static Result<std::unique_ptr<ArchiveReader>> Open(int root, const std::string& path,
+                                                     const Identity& owner);
 
   Result<void> Feed(std::string_view data);
   Result<void> Finish() { return reader_.Finish(); }

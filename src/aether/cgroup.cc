@@ -68,7 +68,8 @@ std::vector<int> ExecCgroup::Processes() const {
 }
 
 Result<void> ExecCgroup::Enter(int pid) const {
-  if (pid <= 0) return Error(Code::kNotFound, "exec.cgroup", "no such process");  // 0 would mean the agent
+  if (pid <= 0)
+    return Error(Code::kNotFound, "exec.cgroup", "no such process");  // 0 would mean the agent
   return os::WriteExisting(dir_.get(), "cgroup.procs", fmt::format("{}", pid));
 }
 

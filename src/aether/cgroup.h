@@ -22,7 +22,8 @@ struct CpuTimes {
 // Value of `key` in a "key value" file of the kernel, 0 when it is not there.
 uint64_t KernelValue(std::string_view text, std::string_view key);
 
-// The v2 cgroup of one exec: slot/code/<name>. Made here, removed by the destructor if nothing lives in it (Remove tells).
+// The v2 cgroup of one exec: slot/code/<name>. Made here, removed by the destructor if nothing
+// lives in it (Remove tells).
 class ExecCgroup {
  public:
   // `slot` must outlive it.

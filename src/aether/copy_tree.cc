@@ -25,8 +25,8 @@ constexpr size_t kBufferBytes = 64 << 10;
 // Owner before mode: a change of owner clears setuid and setgid.
 Result<void> CopyAttributes(int fd, const struct stat& status, const std::string& name) {
   const timespec times[2] = {{0, UTIME_OMIT}, status.st_mtim};
-  if (::fchown(fd, status.st_uid, status.st_gid) != 0 || ::fchmod(fd, status.st_mode & 07777) != 0 ||
-      ::futimens(fd, times) != 0) {
+  if (::fchown(fd, status.st_uid, status.st_gid) != 0 ||
+      ::fchmod(fd, status.st_mode & 07777) != 0 || ::futimens(fd, times) != 0) {
     return FileError(errno, name);
   }
   return Ok();
@@ -40,7 +40,8 @@ Result<void> CopyRange(int from, int to, off_t start, off_t end, std::vector<cha
     if (got < 0) return FileError(errno, "read");
     if (got == 0) return Ok();
     for (ssize_t done = 0; done < got;) {
-      ssize_t put = ::pwrite(to, buffer.data() + done, static_cast<size_t>(got - done), start + done);
+      ssize_t put =
+          ::pwrite(to, buffer.data() + done, static_cast<size_t>(got - done), start + done);
       if (put < 0 && errno == EINTR) continue;
       if (put < 0) return FileError(errno, "write");
       done += put;
@@ -52,8 +53,10 @@ Result<void> CopyRange(int from, int to, off_t start, off_t end, std::vector<cha
 
 Result<void> CopyFile(int source, const std::string& name, int target, const std::string& new_name,
                       const struct stat& status) {
-  DSEC_TRY(os::UniqueFd from, os::OpenAt(source, name.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY));
-  DSEC_TRY(os::UniqueFd to, os::OpenAt(target, new_name.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600));
+  DSEC_TRY(os::UniqueFd from,
+           os::OpenAt(source, name.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY));
+  DSEC_TRY(os::UniqueFd to,
+           os::OpenAt(target, new_name.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600));
   std::vector<char> buffer(kBufferBytes);
   off_t position = 0;
   while (true) {
@@ -84,7 +87,8 @@ class TreeCopier {
   // Copies one entry; a directory is only opened, and left on the stack.
   Result<void> Copy(int source, const std::string& name, int target, const std::string& new_name) {
     struct stat status;
-    if (::fstatat(source, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return FileError(errno, name);
+    if (::fstatat(source, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0)
+      return FileError(errno, name);
     if (S_ISDIR(status.st_mode)) return Enter(source, name, target, new_name, status);
     if (S_ISREG(status.st_mode)) return CopyFile(source, name, target, new_name, status);
     if (S_ISLNK(status.st_mode)) {
@@ -94,11 +98,13 @@ class TreeCopier {
       link[size] = 0;
       if (::symlinkat(link, target, new_name.c_str()) != 0) return FileError(errno, name);
     } else if (S_ISFIFO(status.st_mode)) {
-      if (::mkfifoat(target, new_name.c_str(), status.st_mode & 07777) != 0) return FileError(errno, name);
+      if (::mkfifoat(target, new_name.c_str(), status.st_mode & 07777) != 0)
+        return FileError(errno, name);
     } else {
       return Error(Code::kInvalidArgument, "file.special", "devices and sockets cannot be copied");
     }
-    if (::fchownat(target, new_name.c_str(), status.st_uid, status.st_gid, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (::fchownat(target, new_name.c_str(), status.st_uid, status.st_gid, AT_SYMLINK_NOFOLLOW) !=
+        0) {
       return FileError(errno, name);
     }
     return Ok();
@@ -142,7 +148,8 @@ class TreeCopier {
 
 }  // namespace
 
-Result<void> CopyTree(int source, const std::string& name, int target, const std::string& new_name) {
+Result<void> CopyTree(int source, const std::string& name, int target,
+                      const std::string& new_name) {
   TreeCopier copier;
   DSEC_TRY_VOID(copier.Copy(source, name, target, new_name));
   return copier.Run();

@@ -11,8 +11,8 @@
 namespace dsec::aether {
 namespace {
 
-// v1 signals an out-of-memory before it picks and counts the victim (mm/memcontrol-v1.c), and has no later event. The
-// counter is looked at again after 1, 2, 4, ... ms.
+// v1 signals an out-of-memory before it picks and counts the victim (mm/memcontrol-v1.c), and has
+// no later event. The counter is looked at again after 1, 2, 4, ... ms.
 constexpr int kRechecks = 10;
 
 os::UniqueFd OpenOrNone(int dirfd, const char* name) {
@@ -32,7 +32,8 @@ uint64_t ReadValue(const os::UniqueFd& file, std::string_view key) {
 
 Counters::Counters(int code_v2, int memory_v1, int pids_v1, int cpu_v1)
     : oom_v1_(memory_v1 >= 0), cpu_v1_(cpu_v1 >= 0), memory_v1_(memory_v1) {
-  oom_ = oom_v1_ ? OpenOrNone(memory_v1, "memory.oom_control") : OpenOrNone(code_v2, "memory.events");
+  oom_ =
+      oom_v1_ ? OpenOrNone(memory_v1, "memory.oom_control") : OpenOrNone(code_v2, "memory.events");
   pids_ = OpenOrNone(pids_v1 >= 0 ? pids_v1 : code_v2, "pids.events");
   cpu_ = OpenOrNone(cpu_v1_ ? cpu_v1 : code_v2, "cpu.stat");
 }

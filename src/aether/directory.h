@@ -9,8 +9,8 @@
 
 namespace dsec::aether {
 
-// The entries of an open directory from its present position on, without "." and "..", in the file system's order. Needs no
-// more memory than its buffer.
+// The entries of an open directory from its present position on, without "." and "..", in the file
+// system's order. Needs no more memory than its buffer.
 class DirectoryReader {
  public:
   struct Entry {

@@ -102,7 +102,8 @@ void Exec::Launch(const Identity& identity) {
   auto fail = [this](const char* step, const Error& error) {
     SpawnFailed(step, error.sys_errno(), error.ToString());
   };
-  auto cgroup = ExecCgroup::Create(context_.slot_cgroup, fmt::format("x{}", context_.next_cgroup++));
+  auto cgroup =
+      ExecCgroup::Create(context_.slot_cgroup, fmt::format("x{}", context_.next_cgroup++));
   if (!cgroup.ok()) return fail("cgroup", cgroup.error());
   cgroup_ = std::move(cgroup).value();
   if (group_kill_ && cgroup_->Has("memory.oom.group")) {
@@ -141,7 +142,8 @@ Result<Program> Exec::MakeProgram(const Identity& identity, os::UniqueFd& script
   }
   // The first command closes the descriptor that the text came by; see spawn/agent_abi.h.
   std::string text = "exec 3<&-;" + request_->script();
-  DSEC_TRY(script, os::SealedMemfd("script", {reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+  DSEC_TRY(script,
+           os::SealedMemfd("script", {reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
   std::string shell = request_->shell();
   if (shell.empty()) shell = tried_sh_ ? kSh : kBash;
   program.argv = {shell, "/proc/self/fd/3"};
@@ -175,7 +177,8 @@ Result<ProgramFds> Exec::MakePipes(std::vector<os::UniqueFd>& child) {
 }
 
 Result<ProgramFds> Exec::MakeTerminal(const Identity& identity, std::vector<os::UniqueFd>& child) {
-  DSEC_TRY(Pty pty, OpenPty(context_.root.get(), identity, request_->tty().rows(), request_->tty().cols()));
+  DSEC_TRY(Pty pty,
+           OpenPty(context_.root.get(), identity, request_->tty().rows(), request_->tty().cols()));
   DSEC_TRY(master_, Duplicate(pty.master.get()));
   DSEC_TRY(os::UniqueFd in, Duplicate(pty.master.get()));
   ProgramFds fds;
@@ -187,7 +190,8 @@ Result<ProgramFds> Exec::MakeTerminal(const Identity& identity, std::vector<os::
 }
 
 void Exec::StartStdin(os::UniqueFd fd, bool terminal) {
-  stdin_ = std::make_unique<StdinWriter>(context_.loop, std::move(fd), terminal, [this] { AnswerStdin(); });
+  stdin_ = std::make_unique<StdinWriter>(context_.loop, std::move(fd), terminal,
+                                         [this] { AnswerStdin(); });
   stdin_->Prime(request_->stdin());
   if (!request_->stdin_open()) stdin_->End();
 }
@@ -217,9 +221,8 @@ void Exec::OnStarted(int pid, os::UniqueFd pidfd) {
   state_ = State::kRunning;
   request_.reset();
   if (timeout_ms_ > 0) {
-    timeout_ = Timer(context_.loop, started_ + std::chrono::milliseconds(timeout_ms_), [this] {
-      StartKill(KillReason::kTimeout, std::chrono::milliseconds(0), 0);
-    });
+    timeout_ = Timer(context_.loop, started_ + std::chrono::milliseconds(timeout_ms_),
+                     [this] { StartKill(KillReason::kTimeout, std::chrono::milliseconds(0), 0); });
   }
   AnswerStdin();
   if (kill_ != KillReason::kNone) KillNow();
@@ -328,8 +331,8 @@ std::vector<int> Exec::Processes() const {
   return cgroup_ != nullptr ? cgroup_->Processes() : std::vector<int>();
 }
 
-// What is forked meanwhile may be missed, and a number may in theory have changed hands within the sandbox; SIGKILL goes
-// through the cgroup.
+// What is forked meanwhile may be missed, and a number may in theory have changed hands within the
+// sandbox; SIGKILL goes through the cgroup.
 void Exec::SignalTree(int signal) {
   for (int pid : Processes()) ::kill(pid, signal);
 }
@@ -458,7 +461,8 @@ void Exec::Finish(v1::EndKind kind) {
 
 Result<void> Exec::Signal(const v1::SignalRequest& request) {
   if (!request.killed_by().empty()) {
-    End(request.killed_by(), std::chrono::milliseconds(std::min<uint64_t>(request.grace_ms(), 3600000)),
+    End(request.killed_by(),
+        std::chrono::milliseconds(std::min<uint64_t>(request.grace_ms(), 3600000)),
         request.signal() > 0 && request.signal() <= SIGRTMAX ? request.signal() : SIGTERM);
     return Ok();
   }
@@ -482,7 +486,8 @@ Result<void> Exec::Signal(const v1::SignalRequest& request) {
 Result<void> Exec::Resize(const v1::Tty& size) {
   if (!terminal_) return Error(Code::kConflict, "exec.no_tty", "the command has no terminal");
   if (size.rows() == 0 || size.cols() == 0 || size.rows() > 65535 || size.cols() > 65535) {
-    return Error(Code::kInvalidArgument, "exec.invalid", "rows and cols must be 1 to 65535").WithField("tty");
+    return Error(Code::kInvalidArgument, "exec.invalid", "rows and cols must be 1 to 65535")
+        .WithField("tty");
   }
   if (!master_.valid()) {
     if (done()) return Error(Code::kConflict, "exec.ended", "the command has ended");

@@ -20,12 +20,14 @@
 
 namespace dsec::aether {
 
-// After the main process has ended, its children may keep the pipes open: output that comes within this time still belongs
-// to the exec, then the result stands.
+// After the main process has ended, its children may keep the pipes open: output that comes within
+// this time still belongs to the exec, then the result stands.
 inline constexpr std::chrono::milliseconds kDrainGrace{200};
-// Output is answered in one reply with what follows it within this time, so that a short command takes one round trip.
+// Output is answered in one reply with what follows it within this time, so that a short command
+// takes one round trip.
 inline constexpr std::chrono::milliseconds kCoalesce{5};
-// A killed tree that does not die within this time (uninterruptible sleep) is reported as left behind.
+// A killed tree that does not die within this time (uninterruptible sleep) is reported as left
+// behind.
 inline constexpr std::chrono::seconds kKillGrace{3};
 
 using ExecReplyFn = std::function<void(Result<v1::ExecReply>)>;
@@ -41,17 +43,19 @@ struct ExecContext {
   int slot_cgroup = -1;
   FloodGate gate;
   ExecDefaults defaults;
-  os::UniqueFd root;           // the sandbox's root directory; invalid until init is ready
+  os::UniqueFd root;  // the sandbox's root directory; invalid until init is ready
   uint64_t next_cgroup = 1;
-  uint64_t claimed_ooms = 0;   // OOM kills that were the end of a main process
-  std::string oom_suspect;     // largest process when memory last ran out: "pid 17 (python3)", host side of the kernel's choice
+  uint64_t claimed_ooms = 0;  // OOM kills that were the end of a main process
+  std::string oom_suspect;    // largest process when memory last ran out: "pid 17 (python3)", host
+                              // side of the kernel's choice
   std::function<void()> on_session_quiet;  // a session has no process any more
 };
 
 class Session;
 
-// One command from its request to the acknowledgement of its result: its output, its input, its limits, who waits for it.
-// Either a process tree of its own in a cgroup of its own, or a command of a session, whose Session then drives it.
+// One command from its request to the acknowledgement of its result: its output, its input, its
+// limits, who waits for it. Either a process tree of its own in a cgroup of its own, or a command
+// of a session, whose Session then drives it.
 class Exec {
  public:
   enum class State {
@@ -62,7 +66,8 @@ class Exec {
     kDone,
   };
 
-  // `request` has passed CheckExecRequest. `on_done` is called once, from the loop, when the result stands.
+  // `request` has passed CheckExecRequest. `on_done` is called once, from the loop, when the result
+  // stands.
   Exec(ExecContext& context, v1::ExecRequest request, std::function<void(Exec&)> on_done);
   ~Exec();
   Exec(const Exec&) = delete;
@@ -78,7 +83,8 @@ class Exec {
   bool done() const { return state_ == State::kDone; }
   uint64_t kept_bytes() const { return out_.kept() + err_.kept(); }
 
-  // Answers at once if there is something to tell, else when there is or after wait_ms. `caller` names the connection.
+  // Answers at once if there is something to tell, else when there is or after wait_ms. `caller`
+  // names the connection.
   void Wait(uint64_t caller, const v1::PollRequest& poll, bool known, ExecReplyFn reply);
   void DropCaller(uint64_t caller);
   v1::ExecSummary Summary() const;
@@ -103,10 +109,11 @@ class Exec {
   OutputStream& out() { return out_; }
   OutputStream& err() { return err_; }
   struct SessionStart {
-    int pid = 0;  // the shell's
-    os::UniqueFd out, err, in;  // reading ends and, if input is open, its writing end
-    std::function<void()> interrupt;         // kill the command, keep the shell
-    std::function<std::vector<int>()> processes;  // the command's, as the agent numbers them, without the shell
+    int pid = 0;                      // the shell's
+    os::UniqueFd out, err, in;        // reading ends and, if input is open, its writing end
+    std::function<void()> interrupt;  // kill the command, keep the shell
+    std::function<std::vector<int>()>
+        processes;  // the command's, as the agent numbers them, without the shell
     std::function<bool()> left_processes;
   };
   void StartInSession(SessionStart start);
@@ -202,7 +209,7 @@ class Exec {
   WallTime started_wall_;
   Counts counts_at_start_;
   Timer timeout_;
-  Timer kill_timer_;   // grace between the first signal and SIGKILL, then kKillGrace
+  Timer kill_timer_;  // grace between the first signal and SIGKILL, then kKillGrace
   Timer drain_timer_;
   Timer flush_;
   KillReason kill_ = KillReason::kNone;
@@ -214,7 +221,8 @@ class Exec {
   v1::ExecResult result_;
   std::list<Waiter> waiters_;
   std::unique_ptr<StdinWaiter> stdin_waiter_;
-  std::shared_ptr<Exec*> self_ = std::make_shared<Exec*>(this);  // for callbacks that may come after the end
+  std::shared_ptr<Exec*> self_ =
+      std::make_shared<Exec*>(this);  // for callbacks that may come after the end
 };
 
 }  // namespace dsec::aether

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Execs through the agent's socket, with the real spawner, init and kernel. Numbers are those of the acceptance cases.
+// Execs through the agent's socket, with the real spawner, init and kernel. Numbers are those of
+// the acceptance cases.
 #include <signal.h>
 
 #include <set>
@@ -10,9 +11,9 @@ namespace dsec::aether {
 namespace {
 
 using testing::AgentTest;
+using ::testing::HasSubstr;
 using testing::Outcome;
 using testing::Stopwatch;
-using ::testing::HasSubstr;
 
 class Exec : public AgentTest {};
 
@@ -70,17 +71,22 @@ TEST_F(Exec, Case001_BackgroundChildKeepsStdout_ReturnsAfterTheDrainGrace) {
 }
 
 TEST_F(Exec, Case002_Daemon_OutlivesItsExecAndKeepsPrinting) {
-  Outcome outcome = Run("setsid nohup sh -c 'while :; do date >> /tmp/beat; echo noise; sleep 0.1; done' 2>&1 &");
+  Outcome outcome =
+      Run("setsid nohup sh -c 'while :; do date >> /tmp/beat; echo noise; sleep 0.1; done' 2>&1 &");
   EXPECT_TRUE(outcome.Exited(0));
   EXPECT_TRUE(outcome.result.left_processes());
-  EXPECT_EQ(Run("a=$(wc -l < /tmp/beat); sleep 1; b=$(wc -l < /tmp/beat); test $b -gt $a && echo alive").out, "alive\n");
+  EXPECT_EQ(
+      Run("a=$(wc -l < /tmp/beat); sleep 1; b=$(wc -l < /tmp/beat); test $b -gt $a && echo alive")
+          .out,
+      "alive\n");
 }
 
 TEST_F(Exec, Case003_Timeout_KillsTheWholeTreeAndNothingElse) {
   auto other = box_->Start(box_->Argv({"sleep", "600"}));
   ASSERT_TRUE(other.ok());
   v1::ExecRequest request = box_->Script(
-      "setsid sh -c 'trap : TERM; while :; do echo x >> /tmp/g; sleep 0.2; done' & (nohup sleep 999 &) ; "
+      "setsid sh -c 'trap : TERM; while :; do echo x >> /tmp/g; sleep 0.2; done' & (nohup sleep "
+      "999 &) ; "
       "while :; do :; done");
   request.set_timeout_ms(1000);
   Stopwatch watch;
@@ -90,7 +96,8 @@ TEST_F(Exec, Case003_Timeout_KillsTheWholeTreeAndNothingElse) {
   EXPECT_GE(watch.millis(), 1000);
   EXPECT_LT(watch.millis(), 2500);
   EXPECT_FALSE(outcome.result.left_processes());
-  EXPECT_EQ(Run("a=$(wc -c < /tmp/g); sleep 0.6; test $a = $(wc -c < /tmp/g) && echo stopped").out, "stopped\n");
+  EXPECT_EQ(Run("a=$(wc -c < /tmp/g); sleep 0.6; test $a = $(wc -c < /tmp/g) && echo stopped").out,
+            "stopped\n");
   v1::PollRequest poll;
   poll.set_op_id(other->op_id());
   EXPECT_TRUE(Call<v1::ExecReply>("Poll", poll).running());
@@ -115,7 +122,8 @@ TEST_F(Exec, Case004_TimeoutAndCancel_ArePromptAndFinal) {
   EXPECT_EQ(outcome->result.kind(), v1::END_KILLED);
   EXPECT_EQ(outcome->result.killed_by(), "cancel");
   EXPECT_LT(cancel_watch.millis(), 1000);
-  EXPECT_EQ(Run("sleep 2; ls /tmp/late").err, "ls: cannot access '/tmp/late': No such file or directory\n");
+  EXPECT_EQ(Run("sleep 2; ls /tmp/late").err,
+            "ls: cannot access '/tmp/late': No such file or directory\n");
 }
 
 TEST_F(Exec, Case005_ConnectionsComeAndGo_CommandsAndOutputStay) {
@@ -144,7 +152,8 @@ TEST_F(Exec, Case005_ConnectionsComeAndGo_CommandsAndOutputStay) {
 }
 
 TEST_F(Exec, Case006_PartialOutput_SurvivesATimeout) {
-  v1::ExecRequest request = box_->Script("for i in 1 2 3; do echo $i; echo e$i >&2; done; sleep 60");
+  v1::ExecRequest request =
+      box_->Script("for i in 1 2 3; do echo $i; echo e$i >&2; done; sleep 60");
   request.set_timeout_ms(500);
   Outcome outcome = Run(request);
   EXPECT_EQ(outcome.result.kind(), v1::END_TIMEOUT);
@@ -239,13 +248,15 @@ TEST_F(Exec, Case014_Ends_AreNotAmbiguous) {
   Outcome crashed = Run("kill -SEGV $$");
   EXPECT_EQ(crashed.result.kind(), v1::END_SIGNALED);
   EXPECT_EQ(crashed.result.signal(), SIGSEGV);
-  Run("touch /tmp/plain; printf '#!/no/such/interpreter\\n' > /tmp/badinterp; chmod +x /tmp/badinterp");
+  Run("touch /tmp/plain; printf '#!/no/such/interpreter\\n' > /tmp/badinterp; chmod +x "
+      "/tmp/badinterp");
   struct Bad {
     const char* program;
     int sys_errno;
   };
-  for (const Bad& bad : {Bad{"/no/such", ENOENT}, Bad{"no-such-program", ENOENT}, Bad{"/tmp", EACCES},
-                         Bad{"/tmp/plain", EACCES}, Bad{"/tmp/badinterp", ENOENT}}) {
+  for (const Bad& bad :
+       {Bad{"/no/such", ENOENT}, Bad{"no-such-program", ENOENT}, Bad{"/tmp", EACCES},
+        Bad{"/tmp/plain", EACCES}, Bad{"/tmp/badinterp", ENOENT}}) {
     Outcome outcome = Run(box_->Argv({bad.program}));
     EXPECT_EQ(outcome.result.kind(), v1::END_SPAWN_ERROR) << bad.program;
     EXPECT_EQ(outcome.result.spawn_step(), "exec") << bad.program;
@@ -265,7 +276,8 @@ TEST_F(Exec, Case015_BadWorkingDirectory_SameWithAndWithoutTerminal) {
       if (tty) request.mutable_tty()->set_rows(24);
       return Run(request);
     };
-    for (auto [cwd, user] : {std::pair{"/no/such", ""}, {"/tmp/afile", ""}, {"/tmp/secret", "1000"}}) {
+    for (auto [cwd, user] :
+         {std::pair{"/no/such", ""}, {"/tmp/afile", ""}, {"/tmp/secret", "1000"}}) {
       Outcome outcome = run(cwd, user);
       EXPECT_EQ(outcome.result.kind(), v1::END_SPAWN_ERROR) << cwd;
       EXPECT_EQ(outcome.result.spawn_step(), "cwd") << cwd;
@@ -278,7 +290,8 @@ TEST_F(Exec, Case015_BadWorkingDirectory_SameWithAndWithoutTerminal) {
 TEST_F(Exec, Case016_LargeScriptAndArguments) {
   std::string script = "echo start\n#" + std::string(1 << 20, 'x') + "\necho end\n";
   EXPECT_EQ(Run(script).out, "start\nend\n");
-  EXPECT_EQ(Run(box_->Argv({"sh", "-c", "echo ${#1}", "sh", std::string(131071, 'x')})).out, "131071\n");
+  EXPECT_EQ(Run(box_->Argv({"sh", "-c", "echo ${#1}", "sh", std::string(131071, 'x')})).out,
+            "131071\n");
   Error error = Failure("Exec", box_->Argv({"echo", std::string(131072, 'x')}));
   EXPECT_EQ(error.code(), Code::kInvalidArgument);
   EXPECT_EQ(error.reason(), "exec.too_long");
@@ -304,15 +317,16 @@ TEST_F(Exec, Case017_Environment_IsExact) {
     lines.insert(outcome.out.substr(start, end - start));
     start = end + 1;
   }
-  for (const char* line : {"NEWLINE=a\nb", "EQUALS=a=b", "EMPTY=", "BYTES=\xff\xfe", "A; touch /PWNED #=x", "V9999=1",
-                           "HOME=/root"}) {
+  for (const char* line : {"NEWLINE=a\nb", "EQUALS=a=b", "EMPTY=", "BYTES=\xff\xfe",
+                           "A; touch /PWNED #=x", "V9999=1", "HOME=/root"}) {
     EXPECT_TRUE(lines.contains(line)) << line;
   }
   EXPECT_TRUE(Run("test ! -e /PWNED").Exited(0));
 }
 
 TEST_F(Exec, Case018_ScriptAndStdin_AreInNoArgvAndNoDescriptorOfChildren) {
-  v1::ExecRequest request = box_->Script("cat /proc/*/cmdline | tr '\\0' ' '; ls /proc/self/fd; : canary3");
+  v1::ExecRequest request =
+      box_->Script("cat /proc/*/cmdline | tr '\\0' ' '; ls /proc/self/fd; : canary3");
   request.set_stdin("canary2");
   Outcome outcome = Run(request);
   EXPECT_EQ(outcome.out.find("canary3"), std::string::npos);
@@ -323,7 +337,8 @@ TEST_F(Exec, Case018_ScriptAndStdin_AreInNoArgvAndNoDescriptorOfChildren) {
 TEST_F(Exec, Case019_ManyAtOnce_NoneMixedUp) {
   std::vector<std::pair<int, uint32_t>> calls;
   for (int i = 0; i < 200; ++i) {
-    auto stream = box_->client().Send("Exec", box_->Script(fmt::format("echo {}; exit {}", i, i % 256)));
+    auto stream =
+        box_->client().Send("Exec", box_->Script(fmt::format("echo {}; exit {}", i, i % 256)));
     ASSERT_TRUE(stream.ok());
     calls.emplace_back(i, *stream);
   }
@@ -337,14 +352,18 @@ TEST_F(Exec, Case019_ManyAtOnce_NoneMixedUp) {
   }
   Stopwatch watch;
   std::vector<uint32_t> sleeps;
-  for (int i = 0; i < 70; ++i) sleeps.push_back(*box_->client().Send("Exec", box_->Argv({"sleep", "1"})));
-  for (uint32_t stream : sleeps) EXPECT_EQ(box_->client().Receive<v1::ExecReply>(stream)->result().kind(), v1::END_EXITED);
+  for (int i = 0; i < 70; ++i)
+    sleeps.push_back(*box_->client().Send("Exec", box_->Argv({"sleep", "1"})));
+  for (uint32_t stream : sleeps)
+    EXPECT_EQ(box_->client().Receive<v1::ExecReply>(stream)->result().kind(), v1::END_EXITED);
   EXPECT_LT(watch.millis(), 6000);
 }
 
 TEST_F(Exec, Case022_Shutdown_TermThenKill) {
-  auto stubborn = box_->Start(box_->Script("trap '' TERM; sh -c 'trap \"\" TERM; sleep 1000' & wait; sleep 1000"));
-  auto gentle = box_->Start(box_->Script("trap 'echo bye > /tmp/bye; exit 0' TERM; while :; do sleep 0.1; done"));
+  auto stubborn = box_->Start(
+      box_->Script("trap '' TERM; sh -c 'trap \"\" TERM; sleep 1000' & wait; sleep 1000"));
+  auto gentle = box_->Start(
+      box_->Script("trap 'echo bye > /tmp/bye; exit 0' TERM; while :; do sleep 0.1; done"));
   ASSERT_TRUE(stubborn.ok() && gentle.ok());
   ASSERT_EQ(Run("sleep 0.3; echo up").out, "up\n");
   v1::ShutdownRequest request;
@@ -367,7 +386,8 @@ TEST_F(Exec, Case022_Shutdown_TermThenKill) {
 }
 
 TEST_F(Exec, Signal_ReachesTheFirstProcessOrTheTree) {
-  auto started = box_->Start(box_->Script("trap 'echo usr1; exit 7' USR1; echo up; while :; do sleep 0.05; done"));
+  auto started = box_->Start(
+      box_->Script("trap 'echo usr1; exit 7' USR1; echo up; while :; do sleep 0.05; done"));
   ASSERT_TRUE(started.ok());
   v1::PollRequest poll;
   poll.set_op_id(started->op_id());
@@ -385,8 +405,10 @@ TEST_F(Exec, Signal_ReachesTheFirstProcessOrTheTree) {
 }
 
 TEST_F(Exec, User_ByNameAndNumberWithGroupsAndHome) {
-  Run("echo 'alice:x:1234:1235::/tmp/alice:/bin/sh' >> /etc/passwd; echo 'extra:x:77:alice' >> /etc/group");
-  v1::ExecRequest named = box_->Script("id -u; id -G; echo $HOME $USER; touch /tmp/mine; stat -c %u /tmp/mine");
+  Run("echo 'alice:x:1234:1235::/tmp/alice:/bin/sh' >> /etc/passwd; echo 'extra:x:77:alice' >> "
+      "/etc/group");
+  v1::ExecRequest named =
+      box_->Script("id -u; id -G; echo $HOME $USER; touch /tmp/mine; stat -c %u /tmp/mine");
   named.set_user("alice");
   EXPECT_EQ(Run(named).out, "1234\n1235 77\n/tmp/alice alice\n1234\n");
   v1::ExecRequest numbered = box_->Script("id -u; id -g; echo $HOME");
@@ -400,13 +422,17 @@ TEST_F(Exec, User_ByNameAndNumberWithGroupsAndHome) {
 }
 
 TEST_F(Exec, Case049_Orphans_AreReapedAndNoZombieIsLeft) {
-  Outcome outcome = Run("for i in $(seq 1000); do (true &); done; sleep 0.5; grep -c '^State:.Z' /proc/[0-9]*/status | "
-                        "grep -c ':1$'; true");
+  Outcome outcome =
+      Run("for i in $(seq 1000); do (true &); done; sleep 0.5; grep -c '^State:.Z' "
+          "/proc/[0-9]*/status | "
+          "grep -c ':1$'; true");
   EXPECT_EQ(outcome.out, "0\n");
 }
 
 TEST_F(Exec, Case055_CrashDumps_AreNotMade) {
-  Outcome outcome = Run("ulimit -c unlimited 2>/dev/null; cd /tmp; sh -c 'kill -SEGV $$'; echo $?; ls /tmp/core* 2>/dev/null");
+  Outcome outcome =
+      Run("ulimit -c unlimited 2>/dev/null; cd /tmp; sh -c 'kill -SEGV $$'; echo $?; ls /tmp/core* "
+          "2>/dev/null");
   EXPECT_THAT(outcome.out, ::testing::StartsWith("139\n"));
   EXPECT_EQ(outcome.out.find("core"), std::string::npos);
 }
@@ -446,7 +472,8 @@ TEST_F(Exec, WrongToken_ClosesTheChannel) {
   EXPECT_EQ(reply.error().reason(), "agent.bad_token");
   EXPECT_EQ((*stranger)->Call<v1::HelloReply>("Hello", hello).error().reason(), "test.closed");
   auto early = testing::Client::Connect(box_->sandbox().socket_path());
-  EXPECT_EQ((*early)->Call<v1::ExecReply>("Exec", box_->Script("true")).error().reason(), "agent.hello_first");
+  EXPECT_EQ((*early)->Call<v1::ExecReply>("Exec", box_->Script("true")).error().reason(),
+            "agent.hello_first");
   EXPECT_EQ(Run("echo fine").out, "fine\n");
 }
 

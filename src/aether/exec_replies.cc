@@ -36,10 +36,12 @@ void Exec::Wait(uint64_t caller, const v1::PollRequest& poll, bool known, ExecRe
   waiter.caller = caller;
   waiter.stdout_offset = poll.stdout_offset();
   waiter.stderr_offset = poll.stderr_offset();
-  waiter.max_bytes = poll.max_bytes() == 0 ? kDefaultReplyBytes : std::min(poll.max_bytes(), kMaxReplyBytes);
+  waiter.max_bytes =
+      poll.max_bytes() == 0 ? kDefaultReplyBytes : std::min(poll.max_bytes(), kMaxReplyBytes);
   waiter.known = known;
   waiter.reply = std::move(reply);
-  auto wait = std::min(kMaxWait, std::chrono::milliseconds(std::min<uint64_t>(poll.wait_ms(), 1u << 30)));
+  auto wait =
+      std::min(kMaxWait, std::chrono::milliseconds(std::min<uint64_t>(poll.wait_ms(), 1u << 30)));
   if (done() || wait.count() == 0 || HasNews(waiter)) {
     waiter.reply(Reply(waiter));
     return;
@@ -108,7 +110,8 @@ void Exec::WriteStdin(uint64_t caller, const v1::StdinRequest& request,
   bool opened = stdin_ != nullptr || done() ||
                 (request_ != nullptr && (request_->stdin_open() || !request_->stdin().empty()));
   if (!opened) {
-    reply(Error(Code::kConflict, "exec.stdin_closed", "the command was started without open input"));
+    reply(
+        Error(Code::kConflict, "exec.stdin_closed", "the command was started without open input"));
     return;
   }
   stdin_waiter_ = std::make_unique<StdinWaiter>();
@@ -128,14 +131,13 @@ void Exec::WriteStdin(uint64_t caller, const v1::StdinRequest& request,
   }
   uint64_t repeated = accepted - std::min(request.offset(), accepted);
   if (repeated < request.data().size()) stdin_waiter_->data = request.data().substr(repeated);
-  stdin_waiter_->limit =
-      Timer(context_.loop, context_.loop.now() + kStdinWait, [this] {
-        v1::StdinReply timed;
-        timed.set_accepted(stdin_ != nullptr ? stdin_->accepted() : stdin_accepted_);
-        auto call = std::move(stdin_waiter_->reply);
-        stdin_waiter_.reset();
-        call(timed);
-      });
+  stdin_waiter_->limit = Timer(context_.loop, context_.loop.now() + kStdinWait, [this] {
+    v1::StdinReply timed;
+    timed.set_accepted(stdin_ != nullptr ? stdin_->accepted() : stdin_accepted_);
+    auto call = std::move(stdin_waiter_->reply);
+    stdin_waiter_.reset();
+    call(timed);
+  });
   AnswerStdin();
 }
 
@@ -162,7 +164,8 @@ v1::ExecSummary Exec::Summary() const {
   summary.set_op_id(op_id_);
   summary.set_running(!done());
   summary.set_session(session_name_);
-  summary.set_started_unix_ms(started_ == MonoTime() ? 0 : static_cast<uint64_t>(UnixMillis(started_wall_)));
+  summary.set_started_unix_ms(
+      started_ == MonoTime() ? 0 : static_cast<uint64_t>(UnixMillis(started_wall_)));
   summary.set_detached(detached_);
   summary.set_pid(pid_);
   summary.set_request_digest(digest_);

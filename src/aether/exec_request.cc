@@ -11,7 +11,8 @@ namespace dsec::aether {
 namespace {
 
 Error Invalid(std::string field, std::string message) {
-  return Error(Code::kInvalidArgument, "exec.invalid", std::move(message)).WithField(std::move(field));
+  return Error(Code::kInvalidArgument, "exec.invalid", std::move(message))
+      .WithField(std::move(field));
 }
 
 Error TooLong(std::string field, size_t size, size_t limit) {
@@ -67,7 +68,8 @@ Result<void> CheckArgv(const v1::ExecRequest& request) {
 
 Result<void> CheckPath(std::string_view path, std::string field) {
   if (HasNul(path) || path.size() >= 4096 || !path.starts_with('/')) {
-    return Invalid(std::move(field), "must be an absolute path of less than 4096 bytes without NUL");
+    return Invalid(std::move(field),
+                   "must be an absolute path of less than 4096 bytes without NUL");
   }
   return Ok();
 }
@@ -112,7 +114,8 @@ Result<void> CheckExecRequest(const v1::ExecRequest& request, const ExecDefaults
   }
   if (!request.session().empty()) {
     DSEC_TRY_VOID(ParseOpId(request.session(), "session"));
-    if (request.has_tty()) return Invalid("tty", "a command of a session has no terminal of its own");
+    if (request.has_tty())
+      return Invalid("tty", "a command of a session has no terminal of its own");
     if (request.group_kill()) {
       return Invalid("group_kill", "a command of a session shares its shell with others");
     }
@@ -127,8 +130,8 @@ Result<void> CheckExecRequest(const v1::ExecRequest& request, const ExecDefaults
   return Ok();
 }
 
-std::vector<std::string> BuildEnvironment(const v1::ExecRequest& request, const ExecDefaults& defaults,
-                                          const Identity& identity) {
+std::vector<std::string> BuildEnvironment(const v1::ExecRequest& request,
+                                          const ExecDefaults& defaults, const Identity& identity) {
   std::map<std::string_view, std::string_view> merged;
   merged["PATH"] = spawn::abi::kDefaultPath;
   merged["HOME"] = identity.home;

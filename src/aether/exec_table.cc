@@ -5,8 +5,8 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cerrno>
+#include <charconv>
 
 #include "aether/cgroup.h"
 #include "os/file.h"
@@ -19,7 +19,8 @@ constexpr size_t kMaxScanned = 4096;
 
 // Resident pages and name of a process, from the agent's own /proc.
 uint64_t ResidentPages(int pid) {
-  Result<std::string> text = os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/statm", pid).c_str(), 256);
+  Result<std::string> text =
+      os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/statm", pid).c_str(), 256);
   if (!text.ok()) return 0;
   size_t space = text->find(' ');
   uint64_t pages = 0;
@@ -31,14 +32,16 @@ uint64_t ResidentPages(int pid) {
 
 // The pid that the process has inside: the last of NSpid in /proc/<pid>/status.
 int InnerPid(int pid) {
-  Result<std::string> text = os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/status", pid).c_str(), 16384);
+  Result<std::string> text =
+      os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/status", pid).c_str(), 16384);
   if (!text.ok()) return 0;
   size_t start = text->find("\nNSpid:");
   if (start == std::string::npos) return 0;
   size_t end = text->find('\n', start + 1);
   size_t tab = text->rfind('\t', end);
   int inner = 0;
-  if (tab != std::string::npos) std::from_chars(text->data() + tab + 1, text->data() + text->size(), inner);
+  if (tab != std::string::npos)
+    std::from_chars(text->data() + tab + 1, text->data() + text->size(), inner);
   return inner;
 }
 
@@ -47,7 +50,8 @@ int InnerPid(int pid) {
 ExecTable::ExecTable(Loop& loop, InitClient& init, WorkerPool& workers, const Options& options)
     : loop_(loop),
       budget_(kOutputBudget),
-      counters_(options.code_cgroup, options.memory_cgroup, options.pids_cgroup, options.cpu_cgroup),
+      counters_(options.code_cgroup, options.memory_cgroup, options.pids_cgroup,
+                options.cpu_cgroup),
       leftovers_(loop),
       context_{.loop = loop,
                .init = init,
@@ -72,7 +76,8 @@ ExecTable::ExecTable(Loop& loop, InitClient& init, WorkerPool& workers, const Op
 Result<Exec*> ExecTable::Find(const std::string& op_id) const {
   auto found = execs_.find(op_id);
   if (found == execs_.end()) {
-    return Error(Code::kNotFound, "exec.not_found", "there is no exec with this op_id").WithField("op_id");
+    return Error(Code::kNotFound, "exec.not_found", "there is no exec with this op_id")
+        .WithField("op_id");
   }
   return found->second.get();
 }
@@ -83,15 +88,17 @@ void ExecTable::Start(v1::ExecRequest request, uint64_t caller, ExecReplyFn repl
   poll.set_max_bytes(request.max_bytes());
   if (auto found = execs_.find(request.op_id()); found != execs_.end()) {
     if (found->second->digest() != request.request_digest()) {
-      reply(Error(Code::kAlreadyExists, "exec.op_id_reused", "this op_id belongs to another request")
-                .WithField("op_id"));
+      reply(
+          Error(Code::kAlreadyExists, "exec.op_id_reused", "this op_id belongs to another request")
+              .WithField("op_id"));
       return;
     }
     found->second->Wait(caller, poll, true, std::move(reply));
     return;
   }
   auto check = [&]() -> Result<void> {
-    if (stopping_) return Error(Code::kConflict, "sandbox.stopping", "the sandbox is being stopped");
+    if (stopping_)
+      return Error(Code::kConflict, "sandbox.stopping", "the sandbox is being stopped");
     if (!context_.root.valid()) {
       return Error(Code::kUnavailable, "agent.not_ready", "the sandbox is still being set up");
     }
@@ -107,7 +114,8 @@ void ExecTable::Start(v1::ExecRequest request, uint64_t caller, ExecReplyFn repl
     reply(std::move(fit).error());
     return;
   }
-  auto made = std::make_unique<Exec>(context_, std::move(request), [this](Exec& exec) { OnDone(exec); });
+  auto made =
+      std::make_unique<Exec>(context_, std::move(request), [this](Exec& exec) { OnDone(exec); });
   Exec& exec = *made;
   execs_.emplace(exec.op_id(), std::move(made));
   ++running_;
@@ -193,8 +201,8 @@ bool ExecTable::Reclaim(size_t bytes) {
   return before - budget_.used() >= bytes;
 }
 
-// The kernel will choose the largest process of the sandbox; it does not say which that was, so the one that looks so now is
-// remembered, and named if it has died when an exec reports the kill.
+// The kernel will choose the largest process of the sandbox; it does not say which that was, so the
+// one that looks so now is remembered, and named if it has died when an exec reports the kill.
 void ExecTable::OnMemoryPressure() {
   uint64_t largest = 0;
   int suspect = 0;
@@ -211,7 +219,8 @@ void ExecTable::OnMemoryPressure() {
     }
   }
   if (suspect == 0) return;
-  Result<std::string> comm = os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/comm", suspect).c_str(), 64);
+  Result<std::string> comm =
+      os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/comm", suspect).c_str(), 64);
   if (!comm.ok()) return;
   std::string name(comm->substr(0, comm->find('\n')));
   context_.oom_suspect = fmt::format("pid {} ({})", InnerPid(suspect), name);
@@ -220,9 +229,11 @@ void ExecTable::OnMemoryPressure() {
 void ExecTable::OnOomKill() {
   std::vector<Exec*> candidates;
   for (const auto& [op_id, exec] : execs_) {
-    if (exec->group_kill() && exec->state() == Exec::State::kRunning) candidates.push_back(exec.get());
+    if (exec->group_kill() && exec->state() == Exec::State::kRunning)
+      candidates.push_back(exec.get());
   }
-  // One counter for the sandbox: where several could be meant, the suspect's exec is, if it is among them.
+  // One counter for the sandbox: where several could be meant, the suspect's exec is, if it is
+  // among them.
   bool known = std::ranges::find(candidates, oom_suspect_) != candidates.end();
   for (Exec* exec : candidates) {
     if (!known || exec == oom_suspect_) exec->OnOomKill();
@@ -258,7 +269,8 @@ void ExecTable::Shutdown(std::chrono::milliseconds grace, std::function<void(Res
                              kShutdownKillGrace.count())));
     });
   };
-  shutdown_timer_ = Timer(loop_, loop_.now() + (asked.ok() ? grace : std::chrono::milliseconds(0)), kill);
+  shutdown_timer_ =
+      Timer(loop_, loop_.now() + (asked.ok() ? grace : std::chrono::milliseconds(0)), kill);
   CheckShutdown();
 }
 

@@ -12,9 +12,10 @@
 
 namespace dsec::aether {
 
-// All execs of the sandbox by op_id, from the request to the acknowledgement. The same op_id never runs twice while it is
-// known: its result is kept until Ack, or until kMaxFinished later ones have ended. The output of unacknowledged execs lives
-// within one memory budget, from which the oldest finished output is dropped first, counted as dropped.
+// All execs of the sandbox by op_id, from the request to the acknowledgement. The same op_id never
+// runs twice while it is known: its result is kept until Ack, or until kMaxFinished later ones have
+// ended. The output of unacknowledged execs lives within one memory budget, from which the oldest
+// finished output is dropped first, counted as dropped.
 class ExecTable {
  public:
   static constexpr size_t kMaxRunning = 512;
@@ -23,7 +24,7 @@ class ExecTable {
 
   struct Options {
     int slot_cgroup = -1;
-    int code_cgroup = -1;  // v2 directory slot/code
+    int code_cgroup = -1;    // v2 directory slot/code
     int memory_cgroup = -1;  // v1, or -1
     int pids_cgroup = -1;
     int cpu_cgroup = -1;
@@ -49,8 +50,8 @@ class ExecTable {
   void CloseSession(const std::string& name, std::function<void(Result<void>)> done);
   void DropCaller(uint64_t caller);
 
-  // SIGTERM to everything in the sandbox, SIGKILL after the grace; calls back when nothing is left, or 2 s after SIGKILL with
-  // kDeadlineExceeded "sandbox.stuck". No exec starts from then on.
+  // SIGTERM to everything in the sandbox, SIGKILL after the grace; calls back when nothing is left,
+  // or 2 s after SIGKILL with kDeadlineExceeded "sandbox.stuck". No exec starts from then on.
   void Shutdown(std::chrono::milliseconds grace, std::function<void(Result<void>)> done);
   // The sandbox is over: running execs end as such, and who waits is told.
   void SandboxEnded();

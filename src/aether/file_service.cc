@@ -16,7 +16,8 @@ constexpr size_t kMaxChunkBytes = 1 << 20;
 constexpr std::chrono::milliseconds kMaxWatchWait(60000);
 
 Error Gap(uint64_t offset, uint64_t have) {
-  return Error(Code::kConflict, "file.gap", fmt::format("offset {} does not continue at {}", offset, have))
+  return Error(Code::kConflict, "file.gap",
+               fmt::format("offset {} does not continue at {}", offset, have))
       .WithField("offset");
 }
 
@@ -47,10 +48,14 @@ struct FileService::PushState {
 
 FileService::FileService(Loop& loop, WorkerPool& workers, std::function<int()> root,
                          std::function<std::string()> default_user)
-    : loop_(loop), workers_(workers), root_(std::move(root)), default_user_(std::move(default_user)) {}
+    : loop_(loop),
+      workers_(workers),
+      root_(std::move(root)),
+      default_user_(std::move(default_user)) {}
 
 template <typename Request, typename Reply>
-void FileService::Run(Request request, Result<Reply> (*job)(int, const Request&), ReplyFn<Reply> reply) {
+void FileService::Run(Request request, Result<Reply> (*job)(int, const Request&),
+                      ReplyFn<Reply> reply) {
   Result<void> asked = workers_.Run<Result<Reply>>(
       [root = root_(), request = std::move(request), job] { return job(root, request); }, reply);
   if (!asked.ok()) reply(asked.error());
@@ -107,11 +112,14 @@ bool FileService::DropFinished(Transfers<State, Reply>& transfers) {
 }
 
 template <typename State, typename Reply, typename Request>
-void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint64_t caller, bool drop, bool last,
-                       Result<Reply> (*job)(State&, int root, const std::string& user, const Request&),
+void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint64_t caller,
+                       bool drop, bool last,
+                       Result<Reply> (*job)(State&, int root, const std::string& user,
+                                            const Request&),
                        ReplyFn<Reply> reply) {
   const std::string id = request.transfer_id();
-  if (Result<OpId> parsed = ParseOpId(id, "transfer_id"); !parsed.ok()) return reply(parsed.error());
+  if (Result<OpId> parsed = ParseOpId(id, "transfer_id"); !parsed.ok())
+    return reply(parsed.error());
   auto found = transfers.find(id);
   if (drop) {
     Forget(transfers, id);
@@ -119,12 +127,14 @@ void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint
   }
   if (found == transfers.end()) {
     if (request.path().empty()) {
-      return reply(Error(Code::kNotFound, "file.transfer_unknown", "there is no transfer with this id")
-                       .WithField("transfer_id"));
+      return reply(
+          Error(Code::kNotFound, "file.transfer_unknown", "there is no transfer with this id")
+              .WithField("transfer_id"));
     }
-    // One that has finished is kept only for a caller who lost its reply; it makes room for a new one.
-    if (uploads_.size() + pulls_.size() + pushes_.size() >= kMaxTransfers && !DropFinished(uploads_) &&
-        !DropFinished(pulls_) && !DropFinished(pushes_)) {
+    // One that has finished is kept only for a caller who lost its reply; it makes room for a new
+    // one.
+    if (uploads_.size() + pulls_.size() + pushes_.size() >= kMaxTransfers &&
+        !DropFinished(uploads_) && !DropFinished(pulls_) && !DropFinished(pushes_)) {
       return reply(Error(Code::kResourceExhausted, "file.too_many_transfers",
                          fmt::format("{} transfers are open already", kMaxTransfers)));
     }
@@ -135,23 +145,25 @@ void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint
   }
   std::shared_ptr<Transfer<State, Reply>> transfer = found->second;
   if (transfer->busy) {
-    return reply(Error(Code::kConflict, "file.transfer_busy", "another call of this transfer is under way"));
+    return reply(
+        Error(Code::kConflict, "file.transfer_busy", "another call of this transfer is under way"));
   }
   if (transfer->finished) return reply(transfer->last);
   transfer->busy = true;
   transfer->idle.Reset();
   auto expire = [this, &transfers, id] { Forget(transfers, id); };
   Result<void> asked = workers_.Run<Result<Reply>>(
-      [state = transfer->state, root = root_(), user = default_user_(), request = std::move(request), job] {
-        return job(*state, root, user, request);
-      },
+      [state = transfer->state, root = root_(), user = default_user_(),
+       request = std::move(request), job] { return job(*state, root, user, request); },
       [this, &transfers, id, transfer, last, reply, expire](Result<Reply> result) {
         transfer->busy = false;
         auto present = transfers.find(id);
         if (present == transfers.end() || present->second != transfer) {
-          return reply(Error(Code::kCancelled, "file.transfer_dropped", "the transfer was given up meanwhile"));
+          return reply(Error(Code::kCancelled, "file.transfer_dropped",
+                             "the transfer was given up meanwhile"));
         }
-        bool gap = !result.ok() && (result.error().reason() == "file.gap" || result.error().reason() == "file.chunk_too_large");
+        bool gap = !result.ok() && (result.error().reason() == "file.gap" ||
+                                    result.error().reason() == "file.chunk_too_large");
         if (!result.ok() && !gap) {
           Forget(transfers, id);
         } else {
@@ -173,10 +185,12 @@ void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint
 void FileService::Write(v1::WriteRequest request, uint64_t caller, ReplyFn<v1::WriteReply> reply) {
   bool drop = request.abort();
   bool last = request.commit();
-  Step(uploads_, std::move(request), caller, drop, last, &FileService::StepUpload, std::move(reply));
+  Step(uploads_, std::move(request), caller, drop, last, &FileService::StepUpload,
+       std::move(reply));
 }
 
-Result<v1::WriteReply> FileService::StepUpload(UploadState& state, int root, const std::string& user,
+Result<v1::WriteReply> FileService::StepUpload(UploadState& state, int root,
+                                               const std::string& user,
                                                const v1::WriteRequest& request) {
   DSEC_TRY_VOID(CheckChunk(request.data().size()));
   if (request.has_mode() && request.mode() > 07777) {
@@ -186,7 +200,8 @@ Result<v1::WriteReply> FileService::StepUpload(UploadState& state, int root, con
     DSEC_TRY_VOID(CheckFilePath(request.path(), "path"));
     DSEC_TRY(Identity owner, LookUpIdentity(root, request.user().empty() ? user : request.user()));
     DSEC_TRY(Place place, FindWritePlace(root, request.path(), request.parents(), owner));
-    DSEC_TRY(NewFile file, NewFile::Create(std::move(place.directory), std::move(place.name), owner));
+    DSEC_TRY(NewFile file,
+             NewFile::Create(std::move(place.directory), std::move(place.name), owner));
     state.file = std::move(file);
   }
   uint64_t have = state.file->size();
@@ -205,7 +220,8 @@ Result<v1::WriteReply> FileService::StepUpload(UploadState& state, int root, con
   return reply;
 }
 
-void FileService::Pull(v1::PullArchiveRequest request, uint64_t caller, ReplyFn<v1::PullArchiveReply> reply) {
+void FileService::Pull(v1::PullArchiveRequest request, uint64_t caller,
+                       ReplyFn<v1::PullArchiveReply> reply) {
   bool drop = request.close();
   Step(pulls_, std::move(request), caller, drop, false, &FileService::StepPull, std::move(reply));
 }
@@ -220,9 +236,12 @@ Result<v1::PullArchiveReply> FileService::StepPull(PullState& state, int root, c
   if (request.offset() != state.next) return Gap(request.offset(), state.next);
   v1::PullArchiveReply reply;
   if (!state.writer->ended()) {
-    size_t wanted = request.max_bytes() == 0 ? kMaxChunkBytes : std::min<size_t>(request.max_bytes(), kMaxChunkBytes);
+    size_t wanted = request.max_bytes() == 0
+                        ? kMaxChunkBytes
+                        : std::min<size_t>(request.max_bytes(), kMaxChunkBytes);
     DSEC_TRY(*reply.mutable_data(), state.writer->Read(wanted));
-    for (std::string& warning : state.writer->TakeWarnings()) reply.add_warnings(std::move(warning));
+    for (std::string& warning : state.writer->TakeWarnings())
+      reply.add_warnings(std::move(warning));
   }
   reply.set_eof(state.writer->ended());
   state.last_offset = state.next;
@@ -231,20 +250,23 @@ Result<v1::PullArchiveReply> FileService::StepPull(PullState& state, int root, c
   return reply;
 }
 
-void FileService::Push(v1::PushArchiveRequest request, uint64_t caller, ReplyFn<v1::PushArchiveReply> reply) {
+void FileService::Push(v1::PushArchiveRequest request, uint64_t caller,
+                       ReplyFn<v1::PushArchiveReply> reply) {
   bool drop = request.abort();
   bool last = request.commit();
   Step(pushes_, std::move(request), caller, drop, last, &FileService::StepPush, std::move(reply));
 }
 
-Result<v1::PushArchiveReply> FileService::StepPush(PushState& state, int root, const std::string& user,
+Result<v1::PushArchiveReply> FileService::StepPush(PushState& state, int root,
+                                                   const std::string& user,
                                                    const v1::PushArchiveRequest& request) {
   DSEC_TRY_VOID(CheckChunk(request.data().size()));
   if (state.reader == nullptr) {
     DSEC_TRY(Identity owner, LookUpIdentity(root, request.user().empty() ? user : request.user()));
     DSEC_TRY(state.reader, ArchiveReader::Open(root, request.path(), owner));
   }
-  bool repeated = request.offset() <= state.received && request.offset() + request.data().size() <= state.received;
+  bool repeated = request.offset() <= state.received &&
+                  request.offset() + request.data().size() <= state.received;
   if (!repeated && request.offset() != state.received) return Gap(request.offset(), state.received);
   if (!repeated) {
     DSEC_TRY_VOID(state.reader->Feed(request.data()));
@@ -258,7 +280,8 @@ Result<v1::PushArchiveReply> FileService::StepPush(PushState& state, int root, c
   return reply;
 }
 
-void FileService::WatchPath(v1::WatchRequest request, uint64_t caller, ReplyFn<v1::WatchReply> reply) {
+void FileService::WatchPath(v1::WatchRequest request, uint64_t caller,
+                            ReplyFn<v1::WatchReply> reply) {
   const std::string id = request.watch_id();
   if (Result<OpId> parsed = ParseOpId(id, "watch_id"); !parsed.ok()) return reply(parsed.error());
   if (request.close()) {
@@ -267,7 +290,8 @@ void FileService::WatchPath(v1::WatchRequest request, uint64_t caller, ReplyFn<v
   }
   if (watches_.contains(id)) return PollWatch(request, caller, std::move(reply));
   if (request.path().empty()) {
-    return reply(Error(Code::kNotFound, "watch.not_found", "there is no watch with this id").WithField("watch_id"));
+    return reply(Error(Code::kNotFound, "watch.not_found", "there is no watch with this id")
+                     .WithField("watch_id"));
   }
   if (watches_.size() + watches_opening_ >= kMaxWatches) {
     return reply(Error(Code::kResourceExhausted, "watch.too_many",
@@ -294,11 +318,13 @@ void FileService::WatchPath(v1::WatchRequest request, uint64_t caller, ReplyFn<v
   }
 }
 
-void FileService::PollWatch(const v1::WatchRequest& request, uint64_t caller, ReplyFn<v1::WatchReply> reply) {
+void FileService::PollWatch(const v1::WatchRequest& request, uint64_t caller,
+                            ReplyFn<v1::WatchReply> reply) {
   const std::string& id = request.watch_id();
   WatchEntry& entry = watches_[id];
   entry.caller = caller;
-  auto wait = std::min(kMaxWatchWait, std::chrono::milliseconds(std::min<uint64_t>(request.wait_ms(), 1u << 30)));
+  auto wait = std::min(kMaxWatchWait,
+                       std::chrono::milliseconds(std::min<uint64_t>(request.wait_ms(), 1u << 30)));
   entry.idle = Timer(loop_, loop_.now() + wait + kIdleLimit, [this, id] { watches_.erase(id); });
   entry.watch->Wait(caller, request.after_seq(), wait, std::move(reply));
 }

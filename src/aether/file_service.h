@@ -15,9 +15,10 @@
 
 namespace dsec::aether {
 
-// The file calls of the Aether service: one worker job each, and what has state between calls: uploads, archives and watches.
-// Such a thing has an id chosen by its caller, ends when it is finished, aborted, unused for kIdleLimit, or when the
-// connection that began it closes, and leaves nothing behind then. A finished one answers a repeated last call.
+// The file calls of the Aether service: one worker job each, and what has state between calls:
+// uploads, archives and watches. Such a thing has an id chosen by its caller, ends when it is
+// finished, aborted, unused for kIdleLimit, or when the connection that began it closes, and leaves
+// nothing behind then. A finished one answers a repeated last call.
 class FileService {
  public:
   static constexpr size_t kMaxTransfers = 32;
@@ -68,7 +69,8 @@ class FileService {
   template <typename Request, typename Reply>
   void Run(Request request, Result<Reply> (*job)(int, const Request&), ReplyFn<Reply> reply);
   template <typename State, typename Reply, typename Request>
-  void Step(Transfers<State, Reply>& transfers, Request request, uint64_t caller, bool drop, bool last,
+  void Step(Transfers<State, Reply>& transfers, Request request, uint64_t caller, bool drop,
+            bool last,
             Result<Reply> (*job)(State&, int root, const std::string& user, const Request&),
             ReplyFn<Reply> reply);
   template <typename State, typename Reply>

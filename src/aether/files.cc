@@ -25,13 +25,20 @@ constexpr size_t kMaxListBytes = 2 << 20;
 
 std::string_view TypeName(mode_t mode) {
   switch (mode & S_IFMT) {
-    case S_IFREG: return "file";
-    case S_IFDIR: return "dir";
-    case S_IFLNK: return "symlink";
-    case S_IFIFO: return "fifo";
-    case S_IFSOCK: return "socket";
-    case S_IFCHR: return "char";
-    default: return "block";
+    case S_IFREG:
+      return "file";
+    case S_IFDIR:
+      return "dir";
+    case S_IFLNK:
+      return "symlink";
+    case S_IFIFO:
+      return "fifo";
+    case S_IFSOCK:
+      return "socket";
+    case S_IFCHR:
+      return "char";
+    default:
+      return "block";
   }
 }
 
@@ -116,9 +123,12 @@ Error FileError(int sys_errno, std::string_view path) {
 }
 
 Result<void> CheckFilePath(std::string_view path, std::string_view field) {
-  if (path.starts_with('/') && path.size() < PATH_MAX && path.find('\0') == std::string_view::npos) return Ok();
-  return Error(Code::kInvalidArgument, path.size() < PATH_MAX ? "file.bad_path" : "file.name_too_long",
-               fmt::format("{} must be absolute, hold no NUL and be shorter than {} bytes", field, PATH_MAX))
+  if (path.starts_with('/') && path.size() < PATH_MAX && path.find('\0') == std::string_view::npos)
+    return Ok();
+  return Error(Code::kInvalidArgument,
+               path.size() < PATH_MAX ? "file.bad_path" : "file.name_too_long",
+               fmt::format("{} must be absolute, hold no NUL and be shorter than {} bytes", field,
+                           PATH_MAX))
       .WithField(std::string(field));
 }
 
@@ -130,16 +140,17 @@ std::string NewHiddenName() {
 }
 
 Result<os::UniqueFd> OpenRegular(int root, const std::string& path) {
-  // Looked at first: opening a FIFO or a device has effects of its own. What changes in between is caught by the second
-  // look, and O_NONBLOCK keeps the open itself from blocking.
+  // Looked at first: opening a FIFO or a device has effects of its own. What changes in between is
+  // caught by the second look, and O_NONBLOCK keeps the open itself from blocking.
   DSEC_TRY(os::UniqueFd place, Open(root, path, O_PATH));
   struct stat status;
   auto check = [&](int fd) -> Result<void> {
     if (::fstat(fd, &status) != 0) return FileError(errno, path);
     if (S_ISREG(status.st_mode)) return Ok();
     if (S_ISDIR(status.st_mode)) return FileError(EISDIR, path);
-    return Error(Code::kInvalidArgument, "file.not_regular",
-                 fmt::format("a {} has no content to read or write here", TypeName(status.st_mode)));
+    return Error(
+        Code::kInvalidArgument, "file.not_regular",
+        fmt::format("a {} has no content to read or write here", TypeName(status.st_mode)));
   };
   DSEC_TRY_VOID(check(place.get()));
   DSEC_TRY(os::UniqueFd file, Open(root, path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
@@ -162,7 +173,8 @@ Result<Place> FindPlace(int root, const std::string& path) {
   Place place;
   place.name = Base(path);
   if (place.name.empty() || place.name == "." || place.name == "..") {
-    return Error(Code::kInvalidArgument, "file.bad_path", "the path must end in a name").WithField("path");
+    return Error(Code::kInvalidArgument, "file.bad_path", "the path must end in a name")
+        .WithField("path");
   }
   if (place.name.size() > NAME_MAX) return FileError(ENAMETOOLONG, path);
   DSEC_TRY(place.directory, Open(root, Parent(path), O_RDONLY | O_DIRECTORY));
@@ -176,7 +188,8 @@ Result<void> MakeParents(int root, const std::string& directory, const Identity&
   while (true) {
     Result<os::UniqueFd> found = os::OpenInRoot(root, path.c_str(), O_PATH | O_DIRECTORY);
     if (found.ok()) break;
-    if (found.error().sys_errno() != ENOENT || path == "/") return FileError(found.error().sys_errno(), path);
+    if (found.error().sys_errno() != ENOENT || path == "/")
+      return FileError(found.error().sys_errno(), path);
     missing.push_back(path);
     path = Parent(path);
   }
@@ -211,7 +224,8 @@ v1::FileInfo InfoOf(std::string_view name, const struct stat& status) {
 
 Result<v1::FileInfo> Stat(int root, const v1::PathRequest& request) {
   DSEC_TRY_VOID(CheckFilePath(request.path(), "path"));
-  DSEC_TRY(os::UniqueFd file, Open(root, request.path(), O_PATH | (request.follow() ? 0 : O_NOFOLLOW)));
+  DSEC_TRY(os::UniqueFd file,
+           Open(root, request.path(), O_PATH | (request.follow() ? 0 : O_NOFOLLOW)));
   struct stat status;
   if (::fstat(file.get(), &status) != 0) return FileError(errno, request.path());
   v1::FileInfo info = InfoOf(Base(request.path()), status);
@@ -221,9 +235,11 @@ Result<v1::FileInfo> Stat(int root, const v1::PathRequest& request) {
 
 Result<v1::ListReply> List(int root, const v1::ListRequest& request) {
   DSEC_TRY_VOID(CheckFilePath(request.path(), "path"));
-  size_t page = request.page_size() == 0 ? 1000 : std::min<size_t>(request.page_size(), kMaxPageEntries);
+  size_t page =
+      request.page_size() == 0 ? 1000 : std::min<size_t>(request.page_size(), kMaxPageEntries);
   DSEC_TRY(os::UniqueFd directory, Open(root, request.path(), O_RDONLY | O_DIRECTORY));
-  // The smallest names after `after`, in a heap with the largest on top: memory is that of a page, however many there are.
+  // The smallest names after `after`, in a heap with the largest on top: memory is that of a page,
+  // however many there are.
   std::vector<std::string> names;
   DirectoryReader reader(directory.get());
   while (true) {
@@ -269,16 +285,19 @@ Result<v1::ReadReply> Read(int root, const v1::ReadRequest& request) {
   uint64_t offset = request.offset();
   if (request.from_end()) offset = size - std::min(size, offset);
   if (offset > INT64_MAX) {
-    return Error(Code::kInvalidArgument, "file.invalid", "offset is out of range").WithField("offset");
+    return Error(Code::kInvalidArgument, "file.invalid", "offset is out of range")
+        .WithField("offset");
   }
   size_t length = static_cast<size_t>(std::min<uint64_t>(request.length(), kMaxReadBytes));
   v1::ReadReply reply;
   std::string& data = *reply.mutable_data();
   // What the file claims to hold; some of /proc claim nothing and hold something.
-  data.resize(size > offset ? static_cast<size_t>(std::min<uint64_t>(length, size - offset)) : length);
+  data.resize(size > offset ? static_cast<size_t>(std::min<uint64_t>(length, size - offset))
+                            : length);
   size_t got = 0;
   while (got < data.size()) {
-    ssize_t part = ::pread(file.get(), data.data() + got, data.size() - got, static_cast<off_t>(offset + got));
+    ssize_t part =
+        ::pread(file.get(), data.data() + got, data.size() - got, static_cast<off_t>(offset + got));
     if (part < 0 && errno == EINTR) continue;
     if (part < 0) return FileError(errno, request.path());
     if (part == 0) break;
@@ -296,17 +315,21 @@ Result<v1::Empty> Mkdir(int root, const v1::MkdirRequest& request) {
   DSEC_TRY_VOID(CheckFilePath(request.path(), "path"));
   DSEC_TRY(Identity owner, LookUpIdentity(root, request.user()));
   mode_t mode = request.mode() == 0 ? 0755 : request.mode();
-  if (mode > 07777) return Error(Code::kInvalidArgument, "file.bad_mode", "mode is out of range").WithField("mode");
+  if (mode > 07777)
+    return Error(Code::kInvalidArgument, "file.bad_mode", "mode is out of range").WithField("mode");
   if (request.parents()) {
-    Result<os::UniqueFd> present = os::OpenInRoot(root, request.path().c_str(), O_PATH | O_DIRECTORY);
+    Result<os::UniqueFd> present =
+        os::OpenInRoot(root, request.path().c_str(), O_PATH | O_DIRECTORY);
     if (present.ok()) return v1::Empty();
     DSEC_TRY_VOID(MakeParents(root, Parent(request.path()), owner));
   }
   DSEC_TRY(Place place, FindPlace(root, request.path()));
   ScopedFsIdentity as(owner.uid, owner.gid);
-  if (::mkdirat(place.directory.get(), place.name.c_str(), mode & 01777) != 0) return FileError(errno, request.path());
+  if (::mkdirat(place.directory.get(), place.name.c_str(), mode & 01777) != 0)
+    return FileError(errno, request.path());
   // mkdir(2) knows no setuid and setgid bits.
-  if ((mode & 06000) != 0 && ::fchmodat(place.directory.get(), place.name.c_str(), mode, AT_SYMLINK_NOFOLLOW) != 0) {
+  if ((mode & 06000) != 0 &&
+      ::fchmodat(place.directory.get(), place.name.c_str(), mode, AT_SYMLINK_NOFOLLOW) != 0) {
     return FileError(errno, request.path());
   }
   return v1::Empty();
@@ -325,10 +348,12 @@ Result<v1::Empty> Move(int root, const v1::MoveRequest& request) {
   if (errno != EXDEV) return FileError(errno, request.to());
   std::string temporary = NewHiddenName();
   Result<void> copied = CopyTree(from.directory.get(), from.name, to.directory.get(), temporary);
-  if (copied.ok() && !rename(to.directory.get(), temporary)) copied = FileError(errno, request.to());
+  if (copied.ok() && !rename(to.directory.get(), temporary))
+    copied = FileError(errno, request.to());
   if (!copied.ok()) {
     Result<void> cleaned = os::RemoveTree(to.directory.get(), temporary.c_str());
-    if (!cleaned.ok()) return std::move(copied).Context("and its copy could not be removed").error();
+    if (!cleaned.ok())
+      return std::move(copied).Context("and its copy could not be removed").error();
     return std::move(copied).error();
   }
   Result<void> removed = os::RemoveTree(from.directory.get(), from.name.c_str());
@@ -357,12 +382,15 @@ Result<v1::Empty> Chmod(int root, const v1::ChmodRequest& request) {
   DSEC_TRY(os::UniqueFd file, Open(root, request.path(), O_PATH));
   if (!request.user().empty()) {
     DSEC_TRY(Identity owner, LookUpIdentity(root, request.user()));
-    if (::fchownat(file.get(), "", ToAgentId(owner.uid), ToAgentId(owner.gid), AT_EMPTY_PATH) != 0) {
+    if (::fchownat(file.get(), "", ToAgentId(owner.uid), ToAgentId(owner.gid), AT_EMPTY_PATH) !=
+        0) {
       return FileError(errno, request.path());
     }
   }
-  // After the owner: changing that clears setuid and setgid. By /proc because an O_PATH descriptor has no fchmod.
-  if (request.has_mode() && ::chmod(fmt::format("/proc/self/fd/{}", file.get()).c_str(), request.mode()) != 0) {
+  // After the owner: changing that clears setuid and setgid. By /proc because an O_PATH descriptor
+  // has no fchmod.
+  if (request.has_mode() &&
+      ::chmod(fmt::format("/proc/self/fd/{}", file.get()).c_str(), request.mode()) != 0) {
     return FileError(errno, request.path());
   }
   return v1::Empty();

@@ -12,7 +12,8 @@ namespace {
 uint32_t SetFsUid(uint32_t uid) { return static_cast<uint32_t>(::syscall(SYS_setfsuid, uid)); }
 uint32_t SetFsGid(uint32_t gid) { return static_cast<uint32_t>(::syscall(SYS_setfsgid, gid)); }
 
-// Leaving user 0 clears the file capabilities from the effective set, but not from the permitted one (capabilities(7)).
+// Leaving user 0 clears the file capabilities from the effective set, but not from the permitted
+// one (capabilities(7)).
 void RaisePermitted() {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[2] = {};

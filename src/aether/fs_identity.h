@@ -5,8 +5,9 @@
 
 namespace dsec::aether {
 
-// Acts on files as a user of the sandbox, with the agent's capabilities: what is created belongs to that user, and nothing
-// is refused for lack of rights. For the calling thread only, until destruction. See "Identities" in spawn/agent_abi.h.
+// Acts on files as a user of the sandbox, with the agent's capabilities: what is created belongs to
+// that user, and nothing is refused for lack of rights. For the calling thread only, until
+// destruction. See "Identities" in spawn/agent_abi.h.
 class ScopedFsIdentity {
  public:
   ScopedFsIdentity(uint32_t uid, uint32_t gid);
@@ -19,7 +20,8 @@ class ScopedFsIdentity {
   uint32_t old_gid_;
 };
 
-// The sandbox's number of an id as stat() shows it to the agent; what is outside the sandbox's range is nobody.
+// The sandbox's number of an id as stat() shows it to the agent; what is outside the sandbox's
+// range is nobody.
 inline uint32_t FromAgentId(uint32_t id) { return id == 0 || id > 65536 ? 65534 : id - 1; }
 inline uint32_t ToAgentId(uint32_t id) { return id + 1; }
 

@@ -101,7 +101,8 @@ Result<Identity> ResolveIdentity(std::string_view user, std::string_view passwd,
                                  std::string_view group) {
   if (IsPlainRoot(user)) return Identity();
   if (user.size() > 256 || user.find('\0') != std::string_view::npos) {
-    return Error(Code::kInvalidArgument, "user.invalid", "user must be at most 256 bytes without NUL")
+    return Error(Code::kInvalidArgument, "user.invalid",
+                 "user must be at most 256 bytes without NUL")
         .WithField("user");
   }
   size_t colon = user.find(':');

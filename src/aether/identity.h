@@ -25,9 +25,11 @@ inline constexpr size_t kMaxAccountFile = 1 << 20;
 // True when `user` needs no look-up: empty, "root" and "0" are root, without reading any file.
 bool IsPlainRoot(std::string_view user);
 
-// `user` is name, uid, name:group or uid:gid; `passwd` and `group` are the sandbox's own files, which may hold anything:
-// malformed lines are passed over. A number that passwd does not know has group 0 and home "/", as container runtimes do.
-// Errors: kInvalidArgument "user.unknown" or "user.invalid", field "user".
-Result<Identity> ResolveIdentity(std::string_view user, std::string_view passwd, std::string_view group);
+// `user` is name, uid, name:group or uid:gid; `passwd` and `group` are the sandbox's own files,
+// which may hold anything: malformed lines are passed over. A number that passwd does not know has
+// group 0 and home "/", as container runtimes do. Errors: kInvalidArgument "user.unknown" or
+// "user.invalid", field "user".
+Result<Identity> ResolveIdentity(std::string_view user, std::string_view passwd,
+                                 std::string_view group);
 
 }  // namespace dsec::aether

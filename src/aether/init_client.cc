@@ -18,8 +18,9 @@ namespace {
 
 namespace abi = spawn::abi;
 
-// A core dump is never written, not even to a pipe handler: fs/coredump.c takes a limit of 1 as "dump nothing" for pipes and
-// anything below a page as "dump nothing" for files. See core(5) for why 0 would not do.
+// A core dump is never written, not even to a pipe handler: fs/coredump.c takes a limit of 1 as
+// "dump nothing" for pipes and anything below a page as "dump nothing" for files. See core(5) for
+// why 0 would not do.
 constexpr uint64_t kNoCore = 1;
 
 void AppendString(std::vector<uint8_t>& payload, std::string_view text) {
@@ -58,7 +59,8 @@ Result<os::UniqueFd> MakePayload(const Program& program) {
 
 Error SendError(int failure, const char* what) {
   if (failure == -EAGAIN) {
-    return Error(Code::kResourceExhausted, "exec.init_busy", "init does not take requests fast enough");
+    return Error(Code::kResourceExhausted, "exec.init_busy",
+                 "init does not take requests fast enough");
   }
   return Error::FromErrno(-failure, "exec.init_gone", what);
 }
@@ -106,7 +108,8 @@ Result<uint64_t> InitClient::Start(const Program& program, const ProgramFds& fds
 Result<void> InitClient::SignalAll(int signal) {
   abi::SignalAllRequest request;
   request.signal = signal;
-  int failure = os::SendPacketRaw(channel_.get(), &request, sizeof(request), nullptr, 0, MSG_DONTWAIT);
+  int failure =
+      os::SendPacketRaw(channel_.get(), &request, sizeof(request), nullptr, 0, MSG_DONTWAIT);
   if (failure != 0) return SendError(failure, "ask init to signal all");
   return Ok();
 }
@@ -116,7 +119,8 @@ Result<void> InitClient::MakeFs(uint64_t max_bytes, uint32_t max_inodes,
   abi::MakeFsRequest request;
   request.max_bytes = max_bytes;
   request.max_inodes = max_inodes;
-  int failure = os::SendPacketRaw(channel_.get(), &request, sizeof(request), nullptr, 0, MSG_DONTWAIT);
+  int failure =
+      os::SendPacketRaw(channel_.get(), &request, sizeof(request), nullptr, 0, MSG_DONTWAIT);
   if (failure != 0) return SendError(failure, "ask init for a file system");
   fs_done_ = std::move(done);
   return Ok();
@@ -152,8 +156,9 @@ void InitClient::OnMessage() {
     if (size == -EAGAIN) return;
     if (size <= 0) {
       watch_.Reset();
-      lost_(size == 0 ? "init closed its channel"
-                      : fmt::format("channel to init: {}", strerrordesc_np(static_cast<int>(-size))));
+      lost_(size == 0
+                ? "init closed its channel"
+                : fmt::format("channel to init: {}", strerrordesc_np(static_cast<int>(-size))));
       return;
     }
     os::UniqueFd fd(fd_count > 0 ? fds[0] : -1);
@@ -181,8 +186,8 @@ void InitClient::OnMessage() {
       std::memcpy(&message, data, sizeof(message));
       auto found = running_.find(message.id);
       if (found == running_.end()) continue;
-      found->second.ended = std::make_unique<Ended>(
-          Ended{message.wait_status, message.user_usec, message.system_usec, message.max_rss_bytes});
+      found->second.ended = std::make_unique<Ended>(Ended{
+          message.wait_status, message.user_usec, message.system_usec, message.max_rss_bytes});
       Advance(message.id);
     } else if (type == abi::kFs && size == sizeof(abi::InitFs)) {
       abi::InitFs message;
@@ -202,7 +207,8 @@ void InitClient::OnMessage() {
 void InitClient::Advance(uint64_t id) {
   auto found = running_.find(id);
   Running* running = &found->second;
-  // Started is told only once the program runs and its process is known; a failure comes by the status pipe alone.
+  // Started is told only once the program runs and its process is known; a failure comes by the
+  // status pipe alone.
   if (!running->executed || running->pid == 0) return;
   if (auto started = std::exchange(running->callbacks.started, nullptr); started != nullptr) {
     started(running->pid, std::move(running->pidfd));

@@ -45,15 +45,16 @@ class InitClient {
     uint64_t system_usec = 0;
     uint64_t max_rss_bytes = 0;
   };
-  // Exactly one of `started` and `failed` is called, from the loop, never from within Start; after `started`, `ended` once.
+  // Exactly one of `started` and `failed` is called, from the loop, never from within Start; after
+  // `started`, `ended` once.
   struct Callbacks {
     std::function<void(int pid, os::UniqueFd pidfd)> started;
     std::function<void(spawn::abi::ExecFailure)> failed;
     std::function<void(const Ended&)> ended;
   };
 
-  // `ready` is called with the descriptor of the sandbox's root once init has set it up; `lost` when init or its channel is
-  // gone, which ends the sandbox.
+  // `ready` is called with the descriptor of the sandbox's root once init has set it up; `lost`
+  // when init or its channel is gone, which ends the sandbox.
   InitClient(Loop& loop, os::UniqueFd channel, std::function<void(os::UniqueFd root)> ready,
              std::function<void(std::string why)> lost);
 

@@ -21,7 +21,8 @@ void Leftovers::AddReader(std::unique_ptr<StreamReader> reader) {
 
 void Leftovers::Sweep() {
   std::erase_if(readers_, [](const auto& reader) { return reader->ended(); });
-  std::erase_if(cgroups_, [](const auto& cgroup) { return !cgroup->Populated() && cgroup->Remove(); });
+  std::erase_if(cgroups_,
+                [](const auto& cgroup) { return !cgroup->Populated() && cgroup->Remove(); });
   if (cgroups_.empty() && when_gone_) {
     auto call = std::exchange(when_gone_, nullptr);
     call();

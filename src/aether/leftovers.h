@@ -11,9 +11,10 @@
 
 namespace dsec::aether {
 
-// What outlives the execs that started it: processes in their cgroup, which is removed when the last one is gone, and the
-// read ends of pipes that such processes still hold. Those are read on and dropped, so that a daemon that prints is neither
-// stopped nor killed; only kMaxReaders are, the oldest beyond that are closed.
+// What outlives the execs that started it: processes in their cgroup, which is removed when the
+// last one is gone, and the read ends of pipes that such processes still hold. Those are read on
+// and dropped, so that a daemon that prints is neither stopped nor killed; only kMaxReaders are,
+// the oldest beyond that are closed.
 class Leftovers {
  public:
   static constexpr size_t kMaxReaders = 64;

@@ -70,7 +70,8 @@ void Loop::Update(Registration& registration, uint32_t events) {
   epoll_event event = {};
   event.events = events;
   event.data.ptr = &registration;
-  // Fails only for a closed or unpollable descriptor, which is a mistake of the caller, or without kernel memory.
+  // Fails only for a closed or unpollable descriptor, which is a mistake of the caller, or without
+  // kernel memory.
   DSEC_CHECK(::epoll_ctl(epoll_.get(), operation, registration.fd, &event) == 0);
   registration.events = events;
 }

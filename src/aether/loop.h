@@ -16,8 +16,9 @@
 
 namespace dsec::aether {
 
-// The agent's only event loop: level-triggered epoll, timers and deferred calls. Everything in this folder except jobs of
-// WorkerPool runs on its thread. Blocks in one epoll_pwait2 when there is nothing to do, so an idle agent never wakes up.
+// The agent's only event loop: level-triggered epoll, timers and deferred calls. Everything in this
+// folder except jobs of WorkerPool runs on its thread. Blocks in one epoll_pwait2 when there is
+// nothing to do, so an idle agent never wakes up.
 class Loop {
  public:
   using Handler = std::function<void(uint32_t events)>;
@@ -63,8 +64,8 @@ class Loop {
   bool stopped_ = false;
 };
 
-// Interest in a descriptor, which must outlive it. The handler may destroy its own FdWatch. Hang-up and error conditions
-// are always reported while `events` is not 0.
+// Interest in a descriptor, which must outlive it. The handler may destroy its own FdWatch. Hang-up
+// and error conditions are always reported while `events` is not 0.
 class FdWatch {
  public:
   FdWatch() = default;

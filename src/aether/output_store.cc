@@ -52,7 +52,8 @@ void OutputStream::AppendTail(std::string_view data) {
   total_ += data.size();
   size_t room = tail_.capacity;
   if (tail_.size + data.size() > tail_.capacity && tail_.capacity < tail_limit_) {
-    // Growing happens only before the ring has wrapped, because it wraps at its limit or where the budget ended it.
+    // Growing happens only before the ring has wrapped, because it wraps at its limit or where the
+    // budget ended it.
     if (tail_first_ == 0) room = Grow(tail_, tail_.size + data.size(), tail_limit_);
     if (room < std::min(tail_.size + data.size(), tail_limit_)) tail_limit_ = tail_.capacity;
   }

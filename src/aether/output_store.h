@@ -10,8 +10,8 @@
 
 namespace dsec::aether {
 
-// Bytes of memory that all kept output of the sandbox may take. When it is full, `reclaim` is asked to free some (it drops
-// finished output that nobody has read yet, oldest first, and flags it).
+// Bytes of memory that all kept output of the sandbox may take. When it is full, `reclaim` is asked
+// to free some (it drops finished output that nobody has read yet, oldest first, and flags it).
 class MemoryBudget {
  public:
   explicit MemoryBudget(size_t limit) : limit_(limit) {}
@@ -27,9 +27,10 @@ class MemoryBudget {
   std::function<bool(size_t)> reclaim_;
 };
 
-// What is kept of one output stream: every byte while no more than `cap` came; then the first half of the cap and the last
-// half, with a hole between that is counted. Memory grows with what is kept, never with what was written. Where the budget
-// is empty the stream keeps what it has room for and counts the rest as dropped.
+// What is kept of one output stream: every byte while no more than `cap` came; then the first half
+// of the cap and the last half, with a hole between that is counted. Memory grows with what is
+// kept, never with what was written. Where the budget is empty the stream keeps what it has room
+// for and counts the rest as dropped.
 class OutputStream {
  public:
   OutputStream(uint64_t cap, MemoryBudget& budget);
@@ -46,8 +47,8 @@ class OutputStream {
     uint64_t skipped = 0;  // dropped bytes that lie just before it
     std::string_view data;
   };
-  // What a reader who has seen everything before `offset` gets next: at most three pieces and `max_bytes` bytes. Valid
-  // until the next change. `next` is the offset to ask for then.
+  // What a reader who has seen everything before `offset` gets next: at most three pieces and
+  // `max_bytes` bytes. Valid until the next change. `next` is the offset to ask for then.
   struct View {
     std::vector<Piece> pieces;
     uint64_t next = 0;
@@ -75,7 +76,7 @@ class OutputStream {
   size_t head_limit_;
   size_t tail_limit_;
   Buffer head_;
-  Buffer tail_;           // a ring once it is full
+  Buffer tail_;            // a ring once it is full
   size_t tail_first_ = 0;  // index of the oldest byte in it
   uint64_t total_ = 0;
 };

@@ -68,7 +68,8 @@ void StreamReader::OnReadable() {
     }
     size_t before = size;
     outcome = ReadOnce(size);
-    // A pipe that gave less than was asked for is empty now; the next event tells of more, or of the end.
+    // A pipe that gave less than was asked for is empty now; the next event tells of more, or of
+    // the end.
     if (outcome == Outcome::kMore && size - before < sizeof(read_buffer)) outcome = Outcome::kEmpty;
   }
   // A callback may destroy this object, so each is the last thing done or is called on a copy.

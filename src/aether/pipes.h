@@ -12,9 +12,9 @@
 
 namespace dsec::aether {
 
-// Bounds the work on output that is thrown away: a flood is always read on, but only at this rate for the whole sandbox, so
-// that it costs the node a few per cent of a core while the pipe slows its writer down. Output that is kept is not
-// bounded by it.
+// Bounds the work on output that is thrown away: a flood is always read on, but only at this rate
+// for the whole sandbox, so that it costs the node a few per cent of a core while the pipe slows
+// its writer down. Output that is kept is not bounded by it.
 class FloodGate {
  public:
   static constexpr uint64_t kBytesPerSecond = 256u << 20;
@@ -66,8 +66,8 @@ class StdinWriter {
  public:
   static constexpr size_t kBufferBytes = 1 << 20;
 
-  // `on_room` is called when bytes have left the buffer or nobody reads any more. A terminal gets its end-of-file character
-  // at the end instead of a close.
+  // `on_room` is called when bytes have left the buffer or nobody reads any more. A terminal gets
+  // its end-of-file character at the end instead of a close.
   StdinWriter(Loop& loop, os::UniqueFd fd, bool terminal, std::function<void()> on_room);
 
   // Takes as much of `data` as there is room for; returns how much.

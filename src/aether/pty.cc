@@ -16,10 +16,11 @@ namespace dsec::aether {
 Result<Pty> OpenPty(int root, const Identity& identity, uint32_t rows, uint32_t cols) {
   Pty pty;
   {
-    // devpts gives the slave to whoever opens ptmx. /dev is the sandbox's read-only template, so this cannot block.
+    // devpts gives the slave to whoever opens ptmx. /dev is the sandbox's read-only template, so
+    // this cannot block.
     ScopedFsIdentity as(identity.uid, identity.gid);
-    pty.master.Reset(os::OpenAt2(root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC, 0,
-                                 RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS));
+    pty.master.Reset(os::OpenAt2(root, "dev/pts/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC,
+                                 0, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS));
     if (!pty.master.valid()) return Error::FromErrno(errno, "exec.tty", "open /dev/pts/ptmx");
   }
   int unlocked = 0;

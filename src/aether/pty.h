@@ -14,8 +14,8 @@ struct Pty {
   os::UniqueFd slave;
 };
 
-// A terminal of the sandbox's own devpts, owned by `identity`. `root` is the sandbox's root directory. Zero rows or columns
-// become 24 or 80. Errors: "exec.tty".
+// A terminal of the sandbox's own devpts, owned by `identity`. `root` is the sandbox's root
+// directory. Zero rows or columns become 24 or 80. Errors: "exec.tty".
 Result<Pty> OpenPty(int root, const Identity& identity, uint32_t rows, uint32_t cols);
 Result<void> ResizePty(int master, uint32_t rows, uint32_t cols);
 

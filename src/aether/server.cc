@@ -14,7 +14,8 @@ constexpr std::chrono::milliseconds kAcceptPause(100);
 
 }  // namespace
 
-Server::Server(Loop& loop, os::UniqueFd listener, Handler handler, std::function<void(uint64_t)> dropped)
+Server::Server(Loop& loop, os::UniqueFd listener, Handler handler,
+               std::function<void(uint64_t)> dropped)
     : loop_(loop),
       listener_(std::move(listener)),
       watch_(loop, listener_.get(), EPOLLIN, [this](uint32_t) { Accept(); }),
@@ -32,7 +33,8 @@ void Server::Accept() {
     return;
   }
   if (connections_.size() >= kMaxConnections) {
-    // The oldest that has not said who it is, else the oldest: an edge that came back is never shut out by dead ones.
+    // The oldest that has not said who it is, else the oldest: an edge that came back is never shut
+    // out by dead ones.
     uint64_t victim = connections_.begin()->first;
     for (const auto& [id, connection] : connections_) {
       if (!connection->authenticated) {
@@ -94,8 +96,9 @@ void Server::HandleFrames(uint64_t id) {
              Error(Code::kResourceExhausted, "rpc.too_many_calls",
                    fmt::format("{} calls of this connection are under way", kMaxPendingCalls)));
     } else {
-      handler_({id, &connection.authenticated, std::move(*request),
-                [this, id, stream](const Result<std::string>& result) { Answer(id, stream, result); }});
+      handler_(
+          {id, &connection.authenticated, std::move(*request),
+           [this, id, stream](const Result<std::string>& result) { Answer(id, stream, result); }});
     }
   }
   auto found = connections_.find(id);
@@ -107,13 +110,15 @@ void Server::Answer(uint64_t id, uint32_t stream, const Result<std::string>& res
   if (found == connections_.end()) return;
   Connection& connection = *found->second;
   --connection.pending;
-  std::string response = result.ok() ? rpc::SerializeResponse(*result) : rpc::SerializeError(result.error());
+  std::string response =
+      result.ok() ? rpc::SerializeResponse(*result) : rpc::SerializeError(result.error());
   if (response.size() > rpc::kMaxFramePayload) {
-    response = rpc::SerializeError(
-        Error(Code::kInternal, "rpc.too_large", fmt::format("the answer has {} bytes", response.size())));
+    response = rpc::SerializeError(Error(Code::kInternal, "rpc.too_large",
+                                         fmt::format("the answer has {} bytes", response.size())));
   }
   rpc::AppendFrame(connection.out, stream, rpc::MessageType::kResponse, 0, response);
-  // Failing to send is found again, and acted on, by the loop: this may run inside the handler of another connection.
+  // Failing to send is found again, and acted on, by the loop: this may run inside the handler of
+  // another connection.
   if (Flush(connection)) UpdateInterest(connection);
 }
 

@@ -14,9 +14,9 @@
 
 namespace dsec::aether {
 
-// ttrpc over the listening Unix socket. Several connections at once; each call is answered once, in any order. What a peer can
-// make the agent hold is bounded: one frame in, kMaxPendingCalls calls, and no more is read while kMaxUnsent bytes wait to be
-// taken by it.
+// ttrpc over the listening Unix socket. Several connections at once; each call is answered once, in
+// any order. What a peer can make the agent hold is bounded: one frame in, kMaxPendingCalls calls,
+// and no more is read while kMaxUnsent bytes wait to be taken by it.
 class Server {
  public:
   static constexpr size_t kMaxConnections = 8;
@@ -25,9 +25,10 @@ class Server {
 
   // Answers a call; its connection may be gone by then. The payload is a serialised reply.
   using Respond = std::function<void(Result<std::string>)>;
-  // `authenticated` is set by the handler of Hello; until then the handler must refuse everything else.
+  // `authenticated` is set by the handler of Hello; until then the handler must refuse everything
+  // else.
   struct Call {
-    uint64_t caller = 0;  // the connection, never reused
+    uint64_t caller = 0;            // the connection, never reused
     bool* authenticated = nullptr;  // valid during the handler
     rpc::Request request;
     Respond respond;

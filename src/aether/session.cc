@@ -25,11 +25,13 @@ constexpr char kBash[] = "/bin/bash";
 constexpr char kSh[] = "/bin/sh";
 constexpr size_t kLastWords = 512;
 
-// The first lines of every shell. It comes with the session's directory as descriptor 3. bash moves it out of the way of
-// scripts, to 99; a POSIX shell can name only 0 to 9, but saves what a redirection hides at 10 and up with close-on-exec:
-// 10 is its script, so 11 is the directory, for as long as the redirected group runs.
+// The first lines of every shell. It comes with the session's directory as descriptor 3. bash moves
+// it out of the way of scripts, to 99; a POSIX shell can name only 0 to 9, but saves what a
+// redirection hides at 10 and up with close-on-exec: 10 is its script, so 11 is the directory, for
+// as long as the redirected group runs.
 constexpr char kBoot[] =
-    "case ${BASH_VERSION-} in '') { >|/proc/self/fd/11/posix; command . /proc/self/fd/11/in2; } 3<&-; exit;; esac\n"
+    "case ${BASH_VERSION-} in '') { >|/proc/self/fd/11/posix; command . /proc/self/fd/11/in2; } "
+    "3<&-; exit;; esac\n"
     "exec 99<&3 3<&-\n"
     "shopt -s expand_aliases\n"
     "trap 'set -T; trap \"return 124\" DEBUG' 60\n"
@@ -62,12 +64,14 @@ std::string ScriptOf(const v1::ExecRequest& request) {
 }
 
 std::string Ending(int wait_status) {
-  if (WIFSIGNALED(wait_status)) return fmt::format("was killed by signal {}", WTERMSIG(wait_status));
+  if (WIFSIGNALED(wait_status))
+    return fmt::format("was killed by signal {}", WTERMSIG(wait_status));
   return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
 }
 
 CpuTimes Minus(const CpuTimes& a, const CpuTimes& b) {
-  return {a.user_usec - b.user_usec, a.system_usec - b.system_usec, a.throttled_usec - b.throttled_usec};
+  return {a.user_usec - b.user_usec, a.system_usec - b.system_usec,
+          a.throttled_usec - b.throttled_usec};
 }
 
 }  // namespace
@@ -129,7 +133,8 @@ Result<void> Session::Check(const v1::ExecRequest& request) const {
 void Session::Add(Exec& exec) {
   if (state_ == State::kNoShell && queue_.empty()) {
     Settings wanted = Settings::Of(exec.request());
-    bool given = !wanted.user.empty() || !wanted.cwd.empty() || !wanted.shell.empty() || !wanted.env.empty();
+    bool given =
+        !wanted.user.empty() || !wanted.cwd.empty() || !wanted.shell.empty() || !wanted.env.empty();
     if (given || commands_ == 0) settings_ = std::move(wanted);
   }
   queue_.push_back(&exec);
@@ -171,7 +176,8 @@ void Session::StartShell() {
       [root = context_.root.get(), user] { return LookUpIdentity(root, user); },
       [this](Result<Identity> identity) {
         if (closed_) return FailStart("session", ECANCELED, "the session was closed");
-        if (!identity.ok()) return FailStart("user", identity.error().sys_errno(), identity.error().message());
+        if (!identity.ok())
+          return FailStart("user", identity.error().sys_errno(), identity.error().message());
         LaunchShell(*identity);
       });
   if (!asked.ok()) FailStart("user", EAGAIN, asked.error().message());
@@ -191,7 +197,8 @@ Result<void> Session::PrepareShell(const Identity& identity) {
   DSEC_TRY(dir_, os::OpenAt(fs_, dir_name_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   watch_ = ::inotify_add_watch(inotify_, fmt::format("/proc/self/fd/{}", dir_.get()).c_str(),
                                IN_CREATE | IN_OPEN | IN_ONLYDIR);
-  if (watch_ < 0) return Error::FromErrno(errno, "session.channel", "watch the session's directory");
+  if (watch_ < 0)
+    return Error::FromErrno(errno, "session.channel", "watch the session's directory");
   DSEC_TRY(driver_, MakeFifo("in"));
   DSEC_TRY(posix_driver_, MakeFifo("in2"));
   // One page: what is in it is a line that has not been taken yet.
@@ -216,8 +223,10 @@ void Session::LaunchShell(const Identity& identity) {
   auto fail = [this](const char* step, const Error& error) {
     FailStart(step, error.sys_errno(), error.ToString());
   };
-  if (Result<void> prepared = PrepareShell(identity); !prepared.ok()) return fail("session", prepared.error());
-  auto cgroup = ExecCgroup::Create(context_.slot_cgroup, fmt::format("x{}", context_.next_cgroup++));
+  if (Result<void> prepared = PrepareShell(identity); !prepared.ok())
+    return fail("session", prepared.error());
+  auto cgroup =
+      ExecCgroup::Create(context_.slot_cgroup, fmt::format("x{}", context_.next_cgroup++));
   if (!cgroup.ok()) return fail("cgroup", cgroup.error());
   cgroup_ = std::move(cgroup).value();
   int ends[2];
@@ -304,18 +313,23 @@ void Session::OnShellEnded(const InitClient::Ended& end) {
   shell_reader_->ReadWhatIsThere();
   shell_reader_.reset();
   State was = std::exchange(state_, State::kNoShell);
-  // What the shell has left running goes on, as it would on leaving any shell, until the session is closed.
+  // What the shell has left running goes on, as it would on leaving any shell, until the session is
+  // closed.
   if (cgroup_ != nullptr) background_.push_back(std::move(cgroup_));
   if (was == State::kStarting) {
     std::string words;
-    for (const OutputStream::Piece& piece : shell_output_->Read(0, kLastWords).pieces) words += piece.data;
-    std::string why = kill_note_.empty() ? "the shell " + Ending(end.wait_status) + " before it could be used"
-                                         : std::exchange(kill_note_, {});
+    for (const OutputStream::Piece& piece : shell_output_->Read(0, kLastWords).pieces)
+      words += piece.data;
+    std::string why = kill_note_.empty()
+                          ? "the shell " + Ending(end.wait_status) + " before it could be used"
+                          : std::exchange(kill_note_, {});
     return FailStart("session", 0, fmt::format("{}: {}", why, words));
   }
-  notice_ = kill_note_.empty() ? fmt::format("started a fresh shell: the last one {}", Ending(end.wait_status))
-                               : fmt::format("started a fresh shell: {}", kill_note_);
-  std::string note = kill_note_.empty() ? "the session's shell ended with this command" : kill_note_;
+  notice_ = kill_note_.empty()
+                ? fmt::format("started a fresh shell: the last one {}", Ending(end.wait_status))
+                : fmt::format("started a fresh shell: {}", kill_note_);
+  std::string note =
+      kill_note_.empty() ? "the session's shell ended with this command" : kill_note_;
   kill_note_.clear();
   if (current_ != nullptr) FinishCommand(end, note);
   for (auto& cgroup : background_) cgroup->WhenEmpty(context_.loop, [this] { CheckClosed(); });
@@ -354,10 +368,12 @@ void Session::StartCommand() {
   if (::write(driver_.get(), lines.data(), lines.size()) != static_cast<ssize_t>(lines.size())) {
     return KillShell("the session's shell does not read its commands");
   }
-  driver_watch_ = FdWatch(context_.loop, driver_.get(), EPOLLOUT, [this](uint32_t) { OnDriverReadable(); });
+  driver_watch_ =
+      FdWatch(context_.loop, driver_.get(), EPOLLOUT, [this](uint32_t) { OnDriverReadable(); });
 }
 
-Result<Exec::SessionStart> Session::PrepareCommand(const v1::ExecRequest& request, std::string& lines) {
+Result<Exec::SessionStart> Session::PrepareCommand(const v1::ExecRequest& request,
+                                                   std::string& lines) {
   RemoveCommandFiles();
   ScopedFsIdentity as(identity_.uid, identity_.gid);
   DSEC_TRY_VOID(os::CreateFile(dir_.get(), "cmd", ScriptOf(request), 0600));
@@ -380,8 +396,9 @@ Result<Exec::SessionStart> Session::PrepareCommand(const v1::ExecRequest& reques
   if (cleanup_due_) lines += kBashCleanup;
   cleanup_due_ = false;
   if (last_status_ != 0) lines += fmt::format("(\\exit {})\n", last_status_);
-  lines += fmt::format("{} {}/cmd >{}/o {}", kind_ == Kind::kBash ? "\\." : "\\command .", directory, directory,
-                       request.merged() ? "2>&1" : fmt::format("2>{}/e", directory));
+  lines +=
+      fmt::format("{} {}/cmd >{}/o {}", kind_ == Kind::kBash ? "\\." : "\\command .", directory,
+                  directory, request.merged() ? "2>&1" : fmt::format("2>{}/e", directory));
   if (input) lines += fmt::format(" <{}/i", directory);
   lines += fmt::format("\n{{ __dsec() {{ :; }}; }} >|\"{}/s{}.$?\"\n", directory, commands_ + 1);
   // The shell's own opening of `cmd` is told from ours by coming after this.
@@ -390,12 +407,14 @@ Result<Exec::SessionStart> Session::PrepareCommand(const v1::ExecRequest& reques
   return start;
 }
 
-// The driver's pipe is empty: first the shell has taken the command's second line, so a marker goes in; once that is taken
-// too, the shell is back, and the status file, made before, has its event in the queue.
+// The driver's pipe is empty: first the shell has taken the command's second line, so a marker goes
+// in; once that is taken too, the shell is back, and the status file, made before, has its event in
+// the queue.
 void Session::OnDriverReadable() {
   if (!marker_sent_) {
     marker_sent_ = true;
-    if (::write(driver_.get(), "\n", 1) != 1) KillShell("the session's shell does not read its commands");
+    if (::write(driver_.get(), "\n", 1) != 1)
+      KillShell("the session's shell does not read its commands");
     return;
   }
   driver_watch_.Reset();
@@ -471,13 +490,14 @@ void Session::FinishCommand(const InitClient::Ended& end, std::string note) {
   exec->EndInSession(full, std::move(note));
 }
 
-// Processes that a command has left go on in its cgroup; the shell takes a new one along, so that they cannot be hit by
-// what is done to a later command.
+// Processes that a command has left go on in its cgroup; the shell takes a new one along, so that
+// they cannot be hit by what is done to a later command.
 void Session::LeaveBackgroundBehind() {
   std::erase_if(background_, [](auto& cgroup) { return !cgroup->Populated() && cgroup->Remove(); });
   if (cgroup_->Processes().size() <= 1) return;
   auto fresh = ExecCgroup::Create(context_.slot_cgroup, fmt::format("x{}", context_.next_cgroup++));
-  if (!fresh.ok() || !(*fresh)->Enter(agent_pid_).ok()) return;  // then they share one, and a kill hits both
+  if (!fresh.ok() || !(*fresh)->Enter(agent_pid_).ok())
+    return;  // then they share one, and a kill hits both
   cgroup_->WhenEmpty(context_.loop, [this] { CheckClosed(); });
   background_.push_back(std::move(cgroup_));
   cgroup_ = std::move(fresh).value();
@@ -486,7 +506,8 @@ void Session::LeaveBackgroundBehind() {
 void Session::Interrupt() {
   if (state_ != State::kBusy) return;
   if (kind_ != Kind::kBash) {
-    return KillShell("the command was killed and the session's shell with it: only bash can be interrupted");
+    return KillShell(
+        "the command was killed and the session's shell with it: only bash can be interrupted");
   }
   auto fresh = ExecCgroup::Create(context_.slot_cgroup, fmt::format("x{}", context_.next_cgroup++));
   if (!fresh.ok() || !(*fresh)->Enter(agent_pid_).ok()) {
@@ -494,12 +515,14 @@ void Session::Interrupt() {
   }
   interrupted_ = true;
   used_ = Minus(cgroup_->Cpu(), cpu_at_start_);
-  if (os::PidFdSendSignal(pidfd_.get(), kInterruptSignal) != 0) return KillShell("the session's shell is gone");
+  if (os::PidFdSendSignal(pidfd_.get(), kInterruptSignal) != 0)
+    return KillShell("the session's shell is gone");
   background_.push_back(std::move(cgroup_));
   cgroup_ = std::move(fresh).value();
   if (!background_.back()->Kill().ok()) return KillShell("the command could not be killed alone");
   interrupt_timer_ = Timer(context_.loop, context_.loop.now() + kInterruptGrace, [this] {
-    KillShell("the session's shell did not stop and was killed with the command; its state is lost");
+    KillShell(
+        "the session's shell did not stop and was killed with the command; its state is lost");
   });
 }
 

@@ -13,25 +13,34 @@
 
 namespace dsec::aether {
 
-// chronus: one named shell whose working directory, variables, functions, options and open files persist from command to
-// command. How it works, and what a command cannot break:
+// chronus: one named shell whose working directory, variables, functions, options and open files
+// persist from command to command. How it works, and what a command cannot break:
 //
-// - The shell reads its script from a FIFO `in` in a directory of a private tmpfs that only the session's processes and the
-//   agent can reach (by descriptor: it is mounted nowhere). For each command the agent writes the text to `cmd` and two lines
-//   to `in`: one that sources `cmd` with its own output FIFOs, one that makes an empty file named after `$?`, by a redirection
-//   of a function definition, which is no simple command: no name is looked up that a function or alias could replace, and no
-//   DEBUG or ERR trap runs. The agent sees the file by inotify. Nothing that is printed is ever looked at.
-// - `cmd` is sourced, not pasted: unfinished quotes, heredocs and blocks end with it as a syntax error.
-// - That the shell has come back for more is seen from the FIFO itself (one page long: it turns writable when all is read). A
-//   shell that comes back without a status has lost its way (`set -n`, a closed descriptor) and is replaced, with notice.
-// - Each command runs in a cgroup that holds the shell and that command's processes only. To interrupt it the shell is
-//   moved out, the cgroup killed, and bash made to return from `cmd` by a trap on kInterruptSignal that turns every
-//   further command of it into `return`. Other shells are killed with their command; so is a bash that does not come back in
-//   kInterruptGrace. The next command starts a fresh shell, and its result says so.
-// - `exit`, `exec program` and errors under `set -e` end the shell as they would anywhere; the result is the shell's end.
+// - The shell reads its script from a FIFO `in` in a directory of a private tmpfs that only the
+// session's processes and the
+//   agent can reach (by descriptor: it is mounted nowhere). For each command the agent writes the
+//   text to `cmd` and two lines to `in`: one that sources `cmd` with its own output FIFOs, one that
+//   makes an empty file named after `$?`, by a redirection of a function definition, which is no
+//   simple command: no name is looked up that a function or alias could replace, and no DEBUG or
+//   ERR trap runs. The agent sees the file by inotify. Nothing that is printed is ever looked at.
+// - `cmd` is sourced, not pasted: unfinished quotes, heredocs and blocks end with it as a syntax
+// error.
+// - That the shell has come back for more is seen from the FIFO itself (one page long: it turns
+// writable when all is read). A
+//   shell that comes back without a status has lost its way (`set -n`, a closed descriptor) and is
+//   replaced, with notice.
+// - Each command runs in a cgroup that holds the shell and that command's processes only. To
+// interrupt it the shell is
+//   moved out, the cgroup killed, and bash made to return from `cmd` by a trap on kInterruptSignal
+//   that turns every further command of it into `return`. Other shells are killed with their
+//   command; so is a bash that does not come back in kInterruptGrace. The next command starts a
+//   fresh shell, and its result says so.
+// - `exit`, `exec program` and errors under `set -e` end the shell as they would anywhere; the
+// result is the shell's end.
 //
-// Limits: `$?` survives from command to command, `$_` and LINENO do not; a trap on DEBUG does not reach into `cmd` unless
-// functrace is set; `set -x` shows commands one level deeper; an RETURN or ERR trap also sees the end of `cmd` itself.
+// Limits: `$?` survives from command to command, `$_` and LINENO do not; a trap on DEBUG does not
+// reach into `cmd` unless functrace is set; `set -x` shows commands one level deeper; an RETURN or
+// ERR trap also sees the end of `cmd` itself.
 class Session {
  public:
   static constexpr int kInterruptSignal = 60;
@@ -39,7 +48,8 @@ class Session {
   static constexpr std::chrono::seconds kStartLimit{10};
   static constexpr size_t kMaxQueued = 32;
 
-  // `read_events` reads all that is there from `inotify` and hands it to OnFileEvent of the sessions.
+  // `read_events` reads all that is there from `inotify` and hands it to OnFileEvent of the
+  // sessions.
   Session(ExecContext& context, std::string name, int fs, int number, int inotify,
           std::function<void()> read_events);
   ~Session();
@@ -64,8 +74,8 @@ class Session {
     kNoShell,
     kStarting,
     kReady,
-    kBusy,         // runs a command
-    kReturning,    // its status is known, the shell is not back at `in` yet
+    kBusy,       // runs a command
+    kReturning,  // its status is known, the shell is not back at `in` yet
   };
   enum class Kind { kUnknown, kBash, kPosix };
   // What the shell was started with.
@@ -115,7 +125,7 @@ class Session {
   int pid_ = 0;        // of the shell, inside the sandbox
   int agent_pid_ = 0;  // the same as the agent numbers it
   os::UniqueFd pidfd_;
-  std::unique_ptr<ExecCgroup> cgroup_;                // of the shell and the present command
+  std::unique_ptr<ExecCgroup> cgroup_;                 // of the shell and the present command
   std::list<std::unique_ptr<ExecCgroup>> background_;  // of earlier commands
   os::UniqueFd driver_;  // `in`, or `in2` of a POSIX shell; read-write, so that it never ends
   os::UniqueFd posix_driver_;
@@ -133,7 +143,7 @@ class Session {
   int last_status_ = 0;
   os::UniqueFd input_hold_;  // keeps the input FIFO open until the shell has opened it
   CpuTimes cpu_at_start_;
-  CpuTimes used_;  // of an interrupted command
+  CpuTimes used_;               // of an interrupted command
   std::shared_ptr<bool> left_;  // whether the present command has left processes
   bool interrupted_ = false;
   bool cleanup_due_ = false;

@@ -11,7 +11,8 @@
 namespace dsec::aether {
 namespace {
 
-// Bounds of the private file system: a command's text is at most one message long, and each session has a handful of files.
+// Bounds of the private file system: a command's text is at most one message long, and each session
+// has a handful of files.
 constexpr uint64_t kFsBytes = 64u << 20;
 constexpr uint32_t kFsInodes = 1024;
 
@@ -44,7 +45,8 @@ void Sessions::Run(Exec& exec) {
   if (!inotify_.valid()) {
     return FailWaiting(Error::FromErrno(errno, "session.channel", "inotify_init1"));
   }
-  inotify_watch_ = FdWatch(context_.loop, inotify_.get(), EPOLLIN, [this](uint32_t) { OnInotify(); });
+  inotify_watch_ =
+      FdWatch(context_.loop, inotify_.get(), EPOLLIN, [this](uint32_t) { OnInotify(); });
   Result<void> asked = context_.init.MakeFs(kFsBytes, kFsInodes, [this](Result<os::UniqueFd> fs) {
     fs_asked_ = false;
     if (!fs.ok()) return FailWaiting(fs.error());
@@ -57,8 +59,8 @@ void Sessions::Run(Exec& exec) {
 }
 
 void Sessions::Make(const std::string& name) {
-  sessions_[name] = std::make_unique<Session>(context_, name, fs_.get(), next_number_++, inotify_.get(),
-                                              [this] { OnInotify(); });
+  sessions_[name] = std::make_unique<Session>(context_, name, fs_.get(), next_number_++,
+                                              inotify_.get(), [this] { OnInotify(); });
 }
 
 void Sessions::FailWaiting(const Error& error) {

@@ -14,8 +14,8 @@ struct Field {
   size_t size;
 };
 // The ustar header, POSIX.1-2008 "ustar Interchange Format".
-constexpr Field kName{0, 100}, kMode{100, 8}, kUid{108, 8}, kGid{116, 8}, kSize{124, 12}, kMtime{136, 12},
-    kChecksum{148, 8}, kLink{157, 100}, kPrefix{345, 155};
+constexpr Field kName{0, 100}, kMode{100, 8}, kUid{108, 8}, kGid{116, 8}, kSize{124, 12},
+    kMtime{136, 12}, kChecksum{148, 8}, kLink{157, 100}, kPrefix{345, 155};
 constexpr size_t kType = 156;
 constexpr size_t kMagic = 257;
 constexpr uint64_t kMaxOctalSize = 077777777777;
@@ -74,7 +74,8 @@ std::optional<uint64_t> Number(const char* block, Field field) {
 std::optional<uint64_t> Decimal(std::string_view text) {
   uint64_t value = 0;
   auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || failure != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  if (text.empty() || failure != std::errc() || end != text.data() + text.size())
+    return std::nullopt;
   return value;
 }
 
@@ -107,15 +108,16 @@ void AddRecord(std::string& records, std::string_view key, std::string_view valu
   records += '\n';
 }
 
-std::string HeaderBlock(char type, std::string_view name, std::string_view link, const TarEntry& entry,
-                        uint64_t size) {
+std::string HeaderBlock(char type, std::string_view name, std::string_view link,
+                        const TarEntry& entry, uint64_t size) {
   std::string block(kTarBlock, '\0');
   PutText(block, kName, name);
   PutOctal(block, kMode, entry.mode & 07777);
   PutOctal(block, kUid, std::min(entry.uid, 07777777u));
   PutOctal(block, kGid, std::min(entry.gid, 07777777u));
   PutOctal(block, kSize, std::min(size, kMaxOctalSize));
-  PutOctal(block, kMtime, static_cast<uint64_t>(std::max<int64_t>(0, entry.mtime_ns / kNanos)) & kMaxOctalSize);
+  PutOctal(block, kMtime,
+           static_cast<uint64_t>(std::max<int64_t>(0, entry.mtime_ns / kNanos)) & kMaxOctalSize);
   block[kType] = type;
   PutText(block, kLink, link);
   block.replace(kMagic, 8, std::string_view("ustar\00000", 8));
@@ -126,11 +128,16 @@ std::string HeaderBlock(char type, std::string_view name, std::string_view link,
 
 char TypeFlag(TarEntry::Type type) {
   switch (type) {
-    case TarEntry::Type::kFile: return '0';
-    case TarEntry::Type::kHardlink: return '1';
-    case TarEntry::Type::kSymlink: return '2';
-    case TarEntry::Type::kDirectory: return '5';
-    default: return '6';
+    case TarEntry::Type::kFile:
+      return '0';
+    case TarEntry::Type::kHardlink:
+      return '1';
+    case TarEntry::Type::kSymlink:
+      return '2';
+    case TarEntry::Type::kDirectory:
+      return '5';
+    default:
+      return '6';
   }
 }
 
@@ -161,8 +168,9 @@ std::string TarHeader(TarEntry& entry) {
   if (body > kMaxOctalSize) AddRecord(records, "size", fmt::format("{}", body));
   if (entry.mtime_ns < 0 || entry.mtime_ns % kNanos != 0) {
     int64_t magnitude = entry.mtime_ns < 0 ? -entry.mtime_ns : entry.mtime_ns;
-    AddRecord(records, "mtime", fmt::format("{}{}.{:09}", entry.mtime_ns < 0 ? "-" : "", magnitude / kNanos,
-                                            magnitude % kNanos));
+    AddRecord(records, "mtime",
+              fmt::format("{}{}.{:09}", entry.mtime_ns < 0 ? "-" : "", magnitude / kNanos,
+                          magnitude % kNanos));
   }
   std::string out;
   if (!records.empty()) {
@@ -181,7 +189,8 @@ std::string TarEnd() { return std::string(2 * kTarBlock, '\0'); }
 Result<void> TarReader::Feed(std::string_view data) {
   while (!data.empty() && !ended_) {
     if (state_ == State::kData) {
-      std::string_view part = data.substr(0, static_cast<size_t>(std::min<uint64_t>(left_, data.size())));
+      std::string_view part =
+          data.substr(0, static_cast<size_t>(std::min<uint64_t>(left_, data.size())));
       data.remove_prefix(part.size());
       DSEC_TRY_VOID(TakeData(part));
       continue;
@@ -194,7 +203,8 @@ Result<void> TarReader::Feed(std::string_view data) {
       continue;
     }
     if (state_ == State::kExtended) {
-      std::string_view part = data.substr(0, static_cast<size_t>(std::min<uint64_t>(left_, data.size())));
+      std::string_view part =
+          data.substr(0, static_cast<size_t>(std::min<uint64_t>(left_, data.size())));
       extended_ += part;
       left_ -= part.size();
       data.remove_prefix(part.size());
@@ -228,8 +238,10 @@ Result<void> TarReader::OnHeader(std::string_view block) {
   std::optional<uint64_t> size = Number(data, kSize);
   if (!size || *size > kMaxFileSize) return Malformed("a header has a bad size");
   char type = data[kType];
-  if (type != 'x' && type != 'g' && type != 'L' && type != 'K') return BeginEntry(data, type, *size);
-  if (*size > kMaxExtended) return Malformed(fmt::format("an extended header is over {} bytes", kMaxExtended));
+  if (type != 'x' && type != 'g' && type != 'L' && type != 'K')
+    return BeginEntry(data, type, *size);
+  if (*size > kMaxExtended)
+    return Malformed(fmt::format("an extended header is over {} bytes", kMaxExtended));
   extended_type_ = type;
   extended_.clear();
   left_ = *size;
@@ -258,7 +270,8 @@ Result<void> TarReader::ApplyPax(std::string_view records, bool global) {
     size_t space = records.find(' ');
     std::optional<uint64_t> length =
         space == std::string_view::npos ? std::nullopt : Decimal(records.substr(0, space));
-    if (!length || *length > records.size() || *length < space + 3 || records[*length - 1] != '\n') {
+    if (!length || *length > records.size() || *length < space + 3 ||
+        records[*length - 1] != '\n') {
       return Malformed("a pax record has a bad length");
     }
     std::string_view record = records.substr(space + 1, *length - space - 2);
@@ -289,7 +302,8 @@ Result<void> TarReader::ApplyPax(std::string_view records, bool global) {
     } else if (key == "GNU.sparse.major") {
       target.sparse = value == "1";
       good = target.sparse;
-    } else if (key == "GNU.sparse.map" || key == "GNU.sparse.offset" || key == "GNU.sparse.numblocks") {
+    } else if (key == "GNU.sparse.map" || key == "GNU.sparse.offset" ||
+               key == "GNU.sparse.numblocks") {
       good = false;
     } else if (key == "mtime") {
       std::optional<int64_t> time = Time(value);
@@ -317,7 +331,8 @@ Result<void> TarReader::BeginEntry(const char* block, char type, uint64_t size) 
   std::optional<uint64_t> uid = Number(block, kUid);
   std::optional<uint64_t> gid = Number(block, kGid);
   std::optional<uint64_t> mtime = Number(block, kMtime);
-  if (!mode || !uid || !gid || !mtime || *mtime > 9'000'000'000u) return Malformed("a header has a bad number");
+  if (!mode || !uid || !gid || !mtime || *mtime > 9'000'000'000u)
+    return Malformed("a header has a bad number");
   entry.mode = static_cast<uint32_t>(*mode & 07777);
   entry.mtime_ns = static_cast<int64_t>(*mtime) * kNanos;
   for (const Pending* source : {&global_, &extra}) {
@@ -334,16 +349,30 @@ Result<void> TarReader::BeginEntry(const char* block, char type, uint64_t size) 
     case '\0':
     case '0':
     case '7':
-      entry.type = type == '\0' && entry.path.ends_with('/') ? TarEntry::Type::kDirectory : TarEntry::Type::kFile;
+      entry.type = type == '\0' && entry.path.ends_with('/') ? TarEntry::Type::kDirectory
+                                                             : TarEntry::Type::kFile;
       break;
-    case '1': entry.type = TarEntry::Type::kHardlink; break;
-    case '2': entry.type = TarEntry::Type::kSymlink; break;
+    case '1':
+      entry.type = TarEntry::Type::kHardlink;
+      break;
+    case '2':
+      entry.type = TarEntry::Type::kSymlink;
+      break;
     case '3':
-    case '4': entry.type = TarEntry::Type::kDevice; break;
-    case '5': entry.type = TarEntry::Type::kDirectory; break;
-    case '6': entry.type = TarEntry::Type::kFifo; break;
-    case 'S': return Malformed("sparse files of the old GNU format are not supported");
-    default: entry.type = TarEntry::Type::kOther; break;
+    case '4':
+      entry.type = TarEntry::Type::kDevice;
+      break;
+    case '5':
+      entry.type = TarEntry::Type::kDirectory;
+      break;
+    case '6':
+      entry.type = TarEntry::Type::kFifo;
+      break;
+    case 'S':
+      return Malformed("sparse files of the old GNU format are not supported");
+    default:
+      entry.type = TarEntry::Type::kOther;
+      break;
   }
   bool has_data = entry.type == TarEntry::Type::kFile || entry.type == TarEntry::Type::kOther;
   entry.stored = has_data ? size : 0;
@@ -380,7 +409,8 @@ Result<void> TarReader::TakeSparseMap(std::string_view block) {
     if (map_numbers_ > 0) {
       numbers_.push_back(*number);
     } else {
-      if (*number == 0 || *number > kMaxSparseRanges) return Malformed("a sparse map has a bad number of ranges");
+      if (*number == 0 || *number > kMaxSparseRanges)
+        return Malformed("a sparse map has a bad number of ranges");
       map_numbers_ = *number * 2;
     }
   }
@@ -404,7 +434,8 @@ Result<void> TarReader::TakeSparseMap(std::string_view block) {
 }
 
 Result<void> TarReader::EnterData() {
-  if (entry_.path.size() >= kMaxPath || entry_.link.size() >= kMaxPath) return Malformed("a name is too long");
+  if (entry_.path.size() >= kMaxPath || entry_.link.size() >= kMaxPath)
+    return Malformed("a name is too long");
   DSEC_TRY_VOID(sink_.OnEntry(entry_));
   left_ = entry_.stored;
   state_ = State::kData;

@@ -10,8 +10,9 @@
 
 #include "base/result.h"
 
-// POSIX tar (pax interchange format, POSIX.1-2008 "pax") as bytes: no files here. Read also: GNU long names and base-256
-// numbers. Sparse files in both directions as GNU "PAX 1.0" (tar manual, appendix D).
+// POSIX tar (pax interchange format, POSIX.1-2008 "pax") as bytes: no files here. Read also: GNU
+// long names and base-256 numbers. Sparse files in both directions as GNU "PAX 1.0" (tar manual,
+// appendix D).
 namespace dsec::aether {
 
 inline constexpr size_t kTarBlock = 512;
@@ -25,14 +26,15 @@ struct TarEntry {
   uint32_t uid = 0;
   uint32_t gid = 0;
   int64_t mtime_ns = 0;
-  uint64_t size = 0;       // of the file
-  uint64_t stored = 0;     // bytes of data that follow, padding not counted
+  uint64_t size = 0;    // of the file
+  uint64_t stored = 0;  // bytes of data that follow, padding not counted
   // Ranges with data, ascending; empty: all of it.
   std::vector<std::pair<uint64_t, uint64_t>> map;
 };
 
-// Header blocks of an entry, pax records included, and the sparse map if there is one: then `stored` bytes of data in the order
-// of the map must follow, and TarPadding() zeros. `entry.stored` is set.
+// Header blocks of an entry, pax records included, and the sparse map if there is one: then
+// `stored` bytes of data in the order of the map must follow, and TarPadding() zeros.
+// `entry.stored` is set.
 std::string TarHeader(TarEntry& entry);
 inline size_t TarPadding(uint64_t stored) {
   return static_cast<size_t>((kTarBlock - stored % kTarBlock) % kTarBlock);
@@ -40,8 +42,8 @@ inline size_t TarPadding(uint64_t stored) {
 // Two zero blocks.
 std::string TarEnd();
 
-// Takes an archive in pieces of any size and calls back entry by entry. Hostile input is expected: everything is bounded,
-// kInvalidArgument "archive.malformed" ends it for good.
+// Takes an archive in pieces of any size and calls back entry by entry. Hostile input is expected:
+// everything is bounded, kInvalidArgument "archive.malformed" ends it for good.
 class TarReader {
  public:
   static constexpr size_t kMaxExtended = 1 << 20;  // one pax header or long name
@@ -86,7 +88,7 @@ class TarReader {
   std::string block_;     // a partial block
   std::string extended_;  // the body of an extended header
   char extended_type_ = 0;
-  uint64_t left_ = 0;     // of the present body
+  uint64_t left_ = 0;  // of the present body
   size_t padding_ = 0;
   Pending pending_;
   Pending global_;

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "aether/counters.h"
 #include "aether/cgroup.h"
+#include "aether/counters.h"
 #include "aether/exec_request.h"
 #include "aether/identity.h"
 #include "aether/output_store.h"
@@ -86,13 +86,15 @@ TEST(OutputStream, EmptyBudget_CountsWhatItCannotKeep) {
   OutputStream stream(1 << 20, budget);
   std::string data(100000, 'x');
   for (char& byte : data) byte = static_cast<char>('a' + (&byte - data.data()) % 26);
-  for (size_t i = 0; i < data.size(); i += 1000) stream.Append(std::string_view(data).substr(i, 1000));
+  for (size_t i = 0; i < data.size(); i += 1000)
+    stream.Append(std::string_view(data).substr(i, 1000));
   EXPECT_EQ(stream.total(), data.size());
   EXPECT_LE(stream.kept(), 4096u);
   EXPECT_GT(stream.kept(), 0u);
   EXPECT_LE(budget.used(), 4096u);
   OutputStream::View view = stream.Read(0, 1 << 20);
-  for (const auto& piece : view.pieces) EXPECT_EQ(piece.data, data.substr(piece.offset, piece.data.size()));
+  for (const auto& piece : view.pieces)
+    EXPECT_EQ(piece.data, data.substr(piece.offset, piece.data.size()));
 }
 
 TEST(OutputStream, BudgetFull_AsksForMemoryBack) {
@@ -109,7 +111,8 @@ TEST(OutputStream, BudgetFull_AsksForMemoryBack) {
   EXPECT_EQ(old.dropped(), 4000u);
 }
 
-// Whatever is written in whatever pieces: the first half of the cap and the last half come back, in any reading steps.
+// Whatever is written in whatever pieces: the first half of the cap and the last half come back, in
+// any reading steps.
 RC_GTEST_PROP(OutputStream, AnyWrites_SameAsTheModel, ()) {
   uint64_t cap = *rc::gen::inRange<uint64_t>(0, 5000);
   auto sizes = *rc::gen::container<std::vector<size_t>>(rc::gen::inRange<size_t>(0, 3000));
@@ -150,7 +153,8 @@ constexpr char kPasswd[] =
     "bad:x:abc:1::/:\n"
     "rel:x:1002:1002::relative:/bin/sh\n"
     "42:x:1003:1003::/n:/bin/sh";
-constexpr char kGroup[] = "root:x:0:\nwheel:x:10:bob,alice\nusers:x:100:alice\nhuge:x:99999:alice\nnobody";
+constexpr char kGroup[] =
+    "root:x:0:\nwheel:x:10:bob,alice\nusers:x:100:alice\nhuge:x:99999:alice\nnobody";
 
 TEST(Identity, KnownNames_ComeWithGroupAndHome) {
   auto alice = ResolveIdentity("alice", kPasswd, kGroup);
@@ -184,7 +188,8 @@ TEST(Identity, Root_NeedsNoFiles) {
 }
 
 TEST(Identity, Unusable_IsRefusedByField) {
-  for (const char* user : {"nobody-knows", "bad", "far", "70000", "1:70000", "alice:nogroup", "99999999999", "-1", "x:"}) {
+  for (const char* user : {"nobody-knows", "bad", "far", "70000", "1:70000", "alice:nogroup",
+                           "99999999999", "-1", "x:"}) {
     auto identity = ResolveIdentity(user, kPasswd, kGroup);
     ASSERT_FALSE(identity.ok()) << user;
     EXPECT_EQ(identity.error().code(), Code::kInvalidArgument) << user;
@@ -192,7 +197,8 @@ TEST(Identity, Unusable_IsRefusedByField) {
   }
 }
 
-RC_GTEST_PROP(Identity, AnyFiles_NeverLeaveTheRange, (const std::string& passwd, const std::string& group, const std::string& user)) {
+RC_GTEST_PROP(Identity, AnyFiles_NeverLeaveTheRange,
+              (const std::string& passwd, const std::string& group, const std::string& user)) {
   auto identity = ResolveIdentity(user, passwd, group);
   if (identity.ok()) RC_ASSERT(identity->uid <= kMaxId && identity->gid <= kMaxId);
 }
@@ -211,7 +217,8 @@ void AddEnv(v1::ExecRequest& request, std::string key, std::string value) {
 }
 
 TEST(ExecRequest, BadEnvironmentKeys_AreNamed) {
-  for (std::string key : {std::string(), std::string("A=B"), std::string("A\nB"), std::string("A\0B", 3)}) {
+  for (std::string key :
+       {std::string(), std::string("A=B"), std::string("A\nB"), std::string("A\0B", 3)}) {
     v1::ExecRequest request = Request();
     AddEnv(request, "FINE", "x");
     AddEnv(request, key, "x");

@@ -48,7 +48,8 @@ Result<NewFile> NewFile::Create(os::UniqueFd directory, std::string name, const 
   file.file_.Reset(::openat(file.directory_.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (file.file_.valid()) return file;
   // EISDIR comes from kernels or file systems that do not know the flag, open(2).
-  if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) return FileError(errno, file.name_);
+  if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)
+    return FileError(errno, file.name_);
   std::string hidden = NewHiddenName();
   file.file_.Reset(::openat(file.directory_.get(), hidden.c_str(),
                             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -96,7 +97,8 @@ Result<void> NewFile::Publish() {
   if (hidden_.empty()) {
     std::string self = fmt::format("/proc/self/fd/{}", file_.get());
     auto link = [&](const std::string& name) {
-      return ::linkat(AT_FDCWD, self.c_str(), directory_.get(), name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+      return ::linkat(AT_FDCWD, self.c_str(), directory_.get(), name.c_str(), AT_SYMLINK_FOLLOW) ==
+             0;
     };
     if (link(name_)) return Ok();
     if (errno != EEXIST) return FileError(errno, name_);
@@ -117,7 +119,8 @@ Result<v1::FileInfo> NewFile::Info() const {
   return InfoOf(name_, status);
 }
 
-Result<Place> FindWritePlace(int root, const std::string& path, bool parents, const Identity& owner) {
+Result<Place> FindWritePlace(int root, const std::string& path, bool parents,
+                             const Identity& owner) {
   std::string target = path;
   for (int links = 0; links <= kMaxLinks; ++links) {
     size_t slash = target.rfind('/');

@@ -14,9 +14,9 @@
 
 namespace dsec::aether {
 
-// A file that appears whole or not at all: written to an unnamed file (a hidden name where the file system has no O_TMPFILE)
-// in the target's directory, given its owner and mode, then linked or renamed into place. Destroying it without Commit leaves
-// nothing. Blocks; one thread at a time.
+// A file that appears whole or not at all: written to an unnamed file (a hidden name where the file
+// system has no O_TMPFILE) in the target's directory, given its owner and mode, then linked or
+// renamed into place. Destroying it without Commit leaves nothing. Blocks; one thread at a time.
 class NewFile {
  public:
   NewFile() = default;
@@ -36,7 +36,8 @@ class NewFile {
     kKeepAttributes,  // an overwritten file keeps owner and mode; `mode` counts only when given
     kReplace,         // whatever is there that is no directory goes
   };
-  // Makes it visible. Refuses to replace a directory, and with kKeepAttributes anything but a regular file.
+  // Makes it visible. Refuses to replace a directory, and with kKeepAttributes anything but a
+  // regular file.
   Result<void> Commit(std::optional<mode_t> mode, Existing existing);
   Result<v1::FileInfo> Info() const;
 
@@ -52,7 +53,9 @@ class NewFile {
   uint64_t size_ = 0;
 };
 
-// Where a write to `path` goes: a symbolic link at its end is followed, also a dangling one, as open(2) with O_CREAT would.
-Result<Place> FindWritePlace(int root, const std::string& path, bool parents, const Identity& owner);
+// Where a write to `path` goes: a symbolic link at its end is followed, also a dangling one, as
+// open(2) with O_CREAT would.
+Result<Place> FindWritePlace(int root, const std::string& path, bool parents,
+                             const Identity& owner);
 
 }  // namespace dsec::aether

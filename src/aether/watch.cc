@@ -17,8 +17,8 @@
 namespace dsec::aether {
 namespace {
 
-constexpr uint32_t kMask = IN_CREATE | IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_DELETE | IN_MOVED_FROM |
-                           IN_MOVED_TO | IN_DELETE_SELF | IN_ONLYDIR;
+constexpr uint32_t kMask = IN_CREATE | IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE | IN_DELETE |
+                           IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF | IN_ONLYDIR;
 constexpr size_t kMaxFoundPaths = 4096;
 constexpr std::chrono::milliseconds kCoalesce(10);
 
@@ -29,7 +29,8 @@ int AddWatch(int inotify, int directory) {
 
 }  // namespace
 
-Result<std::shared_ptr<WatchedTree>> Watch::Open(int root, const std::string& path, bool recursive) {
+Result<std::shared_ptr<WatchedTree>> Watch::Open(int root, const std::string& path,
+                                                 bool recursive) {
   DSEC_TRY_VOID(CheckFilePath(path, "path"));
   auto tree = std::make_shared<WatchedTree>();
   tree->path = path;
@@ -55,7 +56,8 @@ Result<std::shared_ptr<WatchedTree>> Watch::Open(int root, const std::string& pa
   if (!tree->inotify.valid()) return FileError(errno, path);
   Found found = Cover(*tree, "", kMaxDirectories);
   if (found.directories.empty()) {
-    return Error(Code::kResourceExhausted, "watch.refused", "the kernel has no room for another watch");
+    return Error(Code::kResourceExhausted, "watch.refused",
+                 "the kernel has no room for another watch");
   }
   tree->directories = std::move(found.directories);
   // An entry without a watch descriptor marks what could not be covered.
@@ -110,7 +112,8 @@ Watch::Watch(Loop& loop, WorkerPool& workers, std::shared_ptr<WatchedTree> tree)
 
 Watch::~Watch() {
   *self_ = nullptr;
-  for (Waiter& waiter : waiters_) waiter.reply(Error(Code::kGone, "watch.closed", "the watch has been closed"));
+  for (Waiter& waiter : waiters_)
+    waiter.reply(Error(Code::kGone, "watch.closed", "the watch has been closed"));
 }
 
 void Watch::OnEvents() {
@@ -142,7 +145,8 @@ void Watch::OnEvents() {
     if ((event.mask & IN_MOVED_TO) != 0) Report("moved", below);
     if ((event.mask & (IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE)) != 0) Report("modified", below);
     if ((event.mask & (IN_DELETE | IN_MOVED_FROM)) != 0) Report("removed", below);
-    bool new_directory = (event.mask & IN_ISDIR) != 0 && (event.mask & (IN_CREATE | IN_MOVED_TO)) != 0;
+    bool new_directory =
+        (event.mask & IN_ISDIR) != 0 && (event.mask & (IN_CREATE | IN_MOVED_TO)) != 0;
     if (new_directory && tree_->recursive) AddDirectory(below + '/');
   }
 }
@@ -150,23 +154,25 @@ void Watch::OnEvents() {
 // What was made in a new directory before its watch stood is found by looking.
 void Watch::AddDirectory(const std::string& below) {
   size_t room = kMaxDirectories - std::min(kMaxDirectories, tree_->directories.size());
-  Result<void> asked = workers_.Run<Found>(
-      [tree = tree_, below, room] { return Cover(*tree, below, room); },
-      [self = self_](Found found) {
-        Watch* watch = *self;
-        if (watch == nullptr) return;
-        for (auto& [descriptor, path] : found.directories) watch->tree_->directories[descriptor] = path;
-        for (const std::string& path : found.paths) watch->Report("created", path);
-        if (found.incomplete) watch->Report("overflow", "");
-      });
+  Result<void> asked =
+      workers_.Run<Found>([tree = tree_, below, room] { return Cover(*tree, below, room); },
+                          [self = self_](Found found) {
+                            Watch* watch = *self;
+                            if (watch == nullptr) return;
+                            for (auto& [descriptor, path] : found.directories)
+                              watch->tree_->directories[descriptor] = path;
+                            for (const std::string& path : found.paths)
+                              watch->Report("created", path);
+                            if (found.incomplete) watch->Report("overflow", "");
+                          });
   if (!asked.ok()) Report("overflow", "");
 }
 
 void Watch::Report(const char* type, const std::string& below) {
   std::string path = tree_->path + "/" + below;
   if (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  bool repeated = !events_.empty() && events_.back().path() == path && events_.back().type() == type &&
-                  std::strcmp(type, "modified") == 0;
+  bool repeated = !events_.empty() && events_.back().path() == path &&
+                  events_.back().type() == type && std::strcmp(type, "modified") == 0;
   // Someone may have seen the last one already; then this is news again.
   if (repeated && flush_.armed()) return;
   v1::WatchEvent& event = events_.emplace_back();
@@ -197,13 +203,15 @@ v1::WatchReply Watch::Reply(uint64_t after_seq) const {
   return reply;
 }
 
-void Watch::Wait(uint64_t caller, uint64_t after_seq, std::chrono::milliseconds wait, ReplyFn reply) {
+void Watch::Wait(uint64_t caller, uint64_t after_seq, std::chrono::milliseconds wait,
+                 ReplyFn reply) {
   after_seq = std::min(after_seq, last_seq_);
   if (wait.count() == 0 || (last_seq_ > after_seq && !flush_.armed())) {
     reply(Reply(after_seq));
     return;
   }
-  auto position = waiters_.insert(waiters_.end(), Waiter{caller, after_seq, std::move(reply), Timer()});
+  auto position =
+      waiters_.insert(waiters_.end(), Waiter{caller, after_seq, std::move(reply), Timer()});
   position->limit = Timer(loop_, loop_.now() + wait, [this, position] {
     Waiter due = std::move(*position);
     waiters_.erase(position);

@@ -20,17 +20,19 @@ namespace dsec::aether {
 
 // What a watch is made of, put together on a worker thread.
 struct WatchedTree {
-  os::UniqueFd base;     // the directory
+  os::UniqueFd base;  // the directory
   os::UniqueFd inotify;
-  std::string path;      // of the directory, absolute
-  std::string only;      // set: one file in it
+  std::string path;  // of the directory, absolute
+  std::string only;  // set: one file in it
   bool recursive = false;
-  std::map<int, std::string> directories;  // watch descriptor -> path below base, "" or ending in '/'
+  std::map<int, std::string>
+      directories;  // watch descriptor -> path below base, "" or ending in '/'
 };
 
-// Changes below a directory, or of one file, kept for callers that come with the number of the last event they have seen.
-// Types: created, modified, removed (also: moved away), moved (here, with the new path), overflow (events were lost: look for
-// yourself). Events of at most kMaxDirectories directories; a tree that has more starts with an overflow.
+// Changes below a directory, or of one file, kept for callers that come with the number of the last
+// event they have seen. Types: created, modified, removed (also: moved away), moved (here, with the
+// new path), overflow (events were lost: look for yourself). Events of at most kMaxDirectories
+// directories; a tree that has more starts with an overflow.
 class Watch {
  public:
   static constexpr size_t kMaxDirectories = 1024;
@@ -39,7 +41,8 @@ class Watch {
   using ReplyFn = std::function<void(Result<v1::WatchReply>)>;
 
   // Blocks.
-  static Result<std::shared_ptr<WatchedTree>> Open(int root, const std::string& path, bool recursive);
+  static Result<std::shared_ptr<WatchedTree>> Open(int root, const std::string& path,
+                                                   bool recursive);
 
   Watch(Loop& loop, WorkerPool& workers, std::shared_ptr<WatchedTree> tree);
   ~Watch();

@@ -24,7 +24,8 @@ Result<std::unique_ptr<WorkerPool>> WorkerPool::Create(Loop& loop) {
 }
 
 WorkerPool::WorkerPool(Loop& loop, os::UniqueFd event)
-    : event_(std::move(event)), watch_(loop, event_.get(), EPOLLIN, [this](uint32_t) { Collect(); }) {}
+    : event_(std::move(event)),
+      watch_(loop, event_.get(), EPOLLIN, [this](uint32_t) { Collect(); }) {}
 
 WorkerPool::~WorkerPool() {
   {

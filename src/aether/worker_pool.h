@@ -17,9 +17,10 @@
 
 namespace dsec::aether {
 
-// Threads for calls that may block: everything that touches the sandbox's file system. At most kThreads of them, started on
-// demand and gone after a second without work, so an idle agent has none. A job that never returns (hung file system)
-// holds its thread; when all are held, new jobs wait and then are refused, and the loop never notices.
+// Threads for calls that may block: everything that touches the sandbox's file system. At most
+// kThreads of them, started on demand and gone after a second without work, so an idle agent has
+// none. A job that never returns (hung file system) holds its thread; when all are held, new jobs
+// wait and then are refused, and the loop never notices.
 class WorkerPool {
  public:
   static constexpr size_t kThreads = 4;
@@ -29,7 +30,8 @@ class WorkerPool {
   // Waits for running jobs.
   ~WorkerPool();
 
-  // Runs `job` on a thread, then `done` with its result on the loop. kResourceExhausted "agent.workers_busy" when full.
+  // Runs `job` on a thread, then `done` with its result on the loop. kResourceExhausted
+  // "agent.workers_busy" when full.
   template <typename T>
   Result<void> Run(std::function<T()> job, std::function<void(T)> done) {
     auto result = std::make_shared<std::optional<T>>();

@@ -49,8 +49,9 @@ TEST(SandboxId, New_ParsesBackToItsNode) {
 }
 
 TEST(SandboxId, Malformed_IsNotFound) {
-  for (const char* text : {"", "sb-", "sb-n1", "sb--0123456789abcdefghjkmnpqrs", "../../etc/passwd",
-                           "sb-n1-0123456789ABCDEFGHJKMNPQRS", "sb-n1-0123456789abcdefghjkmnpqr/"}) {
+  for (const char* text :
+       {"", "sb-", "sb-n1", "sb--0123456789abcdefghjkmnpqrs", "../../etc/passwd",
+        "sb-n1-0123456789ABCDEFGHJKMNPQRS", "sb-n1-0123456789abcdefghjkmnpqr/"}) {
     auto parsed = ParseSandboxId(text);
     ASSERT_FALSE(parsed.ok()) << text;
     EXPECT_EQ(parsed.error().code(), Code::kNotFound);

@@ -156,9 +156,10 @@ void Server::Impl::Take(int fd, bool tcp) {
   auto connection = std::make_shared<Connection>(Connection::Socket(shards.at(index), protocol, fd),
                                                  tcp, shared, states[index]);
   auto running = runtime::SpawnCancellable(gate, shards.at(index), Connection::Serve(connection));
-  boost::asio::post(shards.at(index), [connection = std::move(connection), running = std::move(running)]() mutable {
-    connection->SetRunning(std::move(running));
-  });
+  boost::asio::post(shards.at(index),
+                    [connection = std::move(connection), running = std::move(running)]() mutable {
+                      connection->SetRunning(std::move(running));
+                    });
 }
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -171,8 +172,9 @@ Result<std::unique_ptr<Server>> Server::Start(runtime::Shards& shards,
   auto impl = std::make_unique<Impl>(shards, options, std::move(handler), registry);
   for (const std::string& text : listen) DSEC_TRY_VOID(impl->Open(text));
   for (size_t i = 0; i < shards.size(); ++i) {
-    impl->sweepers.push_back(std::make_unique<runtime::Periodic>(shards.at(i), "http.sweep", options.sweep_period,
-                                                                 [state = impl->states[i]] { return SweepShard(state); }));
+    impl->sweepers.push_back(std::make_unique<runtime::Periodic>(
+        shards.at(i), "http.sweep", options.sweep_period,
+        [state = impl->states[i]] { return SweepShard(state); }));
   }
   for (const auto& listener : impl->listeners) {
     (void)runtime::Spawn(impl->gate, shards.at(0), impl->Accept(listener));

@@ -116,8 +116,8 @@ class Server {
 
   // What it listens on, as a client takes it: "http://127.0.0.1:7878", "unix:/path".
   const std::vector<std::string>& addresses() const;
-  // Takes no new connection, closes idle ones, sets attention() of the others and waits for their handlers; at `deadline` it cuts
-  // the connections and cancels the handlers. Once.
+  // Takes no new connection, closes idle ones, sets attention() of the others and waits for their
+  // handlers; at `deadline` it cuts the connections and cancels the handlers. Once.
   boost::asio::awaitable<void> Stop(runtime::Deadline deadline);
 
  private:

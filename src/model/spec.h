@@ -30,7 +30,7 @@ struct LimitsPolicy {
   LimitRule disk_inodes{1024, 1ull << 40, 0,
                         ""};  // fallback 0: one for each 4 KiB of disk, at least 65,536
   LimitRule shm_bytes{1ull << 20, 4ull << 40, 64ull << 20,
-                      ""};  // the default is never above half of the memory
+                      ""};                        // the default is never above half of the memory
   LimitRule open_files{256, 1 << 20, 16384, ""};  // init of a sandbox needs the minimum
   LimitRule output_bytes{1024, 64ull << 20, 1ull << 20, ""};
   LimitRule ttl_ms{1000, 30ull * 86'400'000, 0, ""};   // 0: none

@@ -47,9 +47,10 @@ struct Flags {
     if (!config_file.empty()) {
       DSEC_TRY(config, config::LoadNodeConfig(config_file));
     }
-    for (const auto& [flag, key] : {std::pair{&node_id, &config.node_id}, std::pair{&listen, &config.listen},
-                                    std::pair{&state_dir, &config.state_dir}, std::pair{&run_dir, &config.run_dir},
-                                    std::pair{&layers_dir, &config.layers_dir}}) {
+    for (const auto& [flag, key] :
+         {std::pair{&node_id, &config.node_id}, std::pair{&listen, &config.listen},
+          std::pair{&state_dir, &config.state_dir}, std::pair{&run_dir, &config.run_dir},
+          std::pair{&layers_dir, &config.layers_dir}}) {
       if (!flag->empty()) *key = *flag;
     }
     DSEC_TRY_VOID(config::CheckNodeConfig(config));
@@ -75,7 +76,8 @@ void SetUpLog(const config::NodeConfig& config) {
 Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int signals) {
   DSEC_TRY(const os::UniqueFd lock, LockState(config.state_dir));
   DSEC_TRY(const std::string key, LoadApiKey(config.state_dir));
-  if (auto raised = RaiseOpenFiles(); !raised.ok()) log::Warn("node.rlimit", {{"error", raised.error()}});
+  if (auto raised = RaiseOpenFiles(); !raised.ok())
+    log::Warn("node.rlimit", {{"error", raised.error()}});
   DSEC_TRY(const auto store, image::LayerStore::Open(LayersDir(config)));
   image::LayerMounts mounts(*store);
   DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
@@ -120,7 +122,8 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   const auto stop = [&]() -> runtime::Task<void> {
     const Deadline deadline = Deadline::After(seconds(15));
     if (stop_sandboxes) {
-      auto ended = co_await edge->StopSandboxes(std::chrono::milliseconds(0), Deadline::After(seconds(60)));
+      auto ended =
+          co_await edge->StopSandboxes(std::chrono::milliseconds(0), Deadline::After(seconds(60)));
       if (!ended.ok()) log::Warn("node.stop_sandboxes", {{"error", ended.error()}});
     }
     auto closed = co_await (*server)->Stop(deadline);
@@ -158,10 +161,12 @@ int UpMain(int argc, char** argv) {
   if (flags.dump) std::fputs(config::DumpNodeConfig(*config).c_str(), stdout);
   if (flags.check || flags.dump) return 0;
   if (geteuid() != 0) {
-    return Fail(Error(Code::kPermissionDenied, "node.root", "dsec up needs root: namespaces, mounts and cgroups"));
+    return Fail(Error(Code::kPermissionDenied, "node.root",
+                      "dsec up needs root: namespaces, mounts and cgroups"));
   }
   SetUpLog(*config);
-  // Before any thread exists, so that all inherit the mask and only the descriptor sees the signals.
+  // Before any thread exists, so that all inherit the mask and only the descriptor sees the
+  // signals.
   sigset_t wanted;
   sigemptyset(&wanted);
   for (const int number : {SIGINT, SIGTERM}) sigaddset(&wanted, number);
@@ -193,7 +198,8 @@ int PurgeMain(int argc, char** argv) {
     for (const char* name : {"edge.db", "edge.db-wal", "edge.db-shm"}) {
       std::error_code error;
       std::filesystem::remove(config.state_dir + "/" + name, error);
-      if (error) return Error(Code::kInternal, "node.purge", std::string(name) + ": " + error.message());
+      if (error)
+        return Error(Code::kInternal, "node.purge", std::string(name) + ": " + error.message());
     }
     return {};
   };

@@ -29,13 +29,15 @@ Result<std::unique_ptr<Client>> Client::Connect(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path.c_str());
-  if (::connect(client->socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+  if (::connect(client->socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) !=
+      0) {
     return os::ErrnoError("test.connect", path);
   }
   return client;
 }
 
-Result<uint32_t> Client::Send(std::string_view method, const google::protobuf::MessageLite& request) {
+Result<uint32_t> Client::Send(std::string_view method,
+                              const google::protobuf::MessageLite& request) {
   rpc::Request call;
   call.service = kService;
   call.method = method;
@@ -60,14 +62,16 @@ Result<std::string> Client::Receive(uint32_t stream) {
     if (!readable) return Error(Code::kDeadlineExceeded, "test.reply", "no reply");
     std::string buffer(256 << 10, '\0');
     ssize_t size = ::recv(socket_.get(), buffer.data(), buffer.size(), 0);
-    if (size <= 0) return Error(Code::kUnavailable, "test.closed", "the agent closed the connection");
+    if (size <= 0)
+      return Error(Code::kUnavailable, "test.closed", "the agent closed the connection");
     parser_.Feed(std::string_view(buffer).substr(0, static_cast<size_t>(size)));
   }
   auto found = arrived_.extract(stream);
   return rpc::ParseResponse(found.mapped());
 }
 
-Result<std::unique_ptr<AgentSandbox>> AgentSandbox::Create(const Limits& limits, const v1::HelloRequest& hello) {
+Result<std::unique_ptr<AgentSandbox>> AgentSandbox::Create(const Limits& limits,
+                                                           const v1::HelloRequest& hello) {
   auto made = std::make_unique<AgentSandbox>();
   spawn::SpawnerOptions options = spawn::testing::TestSpawnerOptions();
   options.agent_path = DSEC_AETHER_PATH;
@@ -77,12 +81,14 @@ Result<std::unique_ptr<AgentSandbox>> AgentSandbox::Create(const Limits& limits,
   auto set = [](int directory, const char* file, uint64_t value) -> Result<void> {
     return value == 0 ? Ok() : os::WriteExisting(directory, file, fmt::format("{}", value));
   };
-  DSEC_TRY_VOID(set(sandbox.cgroups->memory_dir.get(), "memory.limit_in_bytes", limits.memory_bytes));
+  DSEC_TRY_VOID(
+      set(sandbox.cgroups->memory_dir.get(), "memory.limit_in_bytes", limits.memory_bytes));
   DSEC_TRY_VOID(set(sandbox.cgroups->pids_dir.get(), "pids.max", limits.pids));
   DSEC_TRY_VOID(set(sandbox.cgroups->cpu_dir.get(), "cpu.cfs_quota_us", limits.cpu_millis * 100));
   DSEC_TRY(os::UniqueFd root, sandbox.NewHostImageRoot());
   std::vector<int> fds = {root.get()};
-  DSEC_TRY_VOID(spawn::Launch(sandbox.process.launch_socket.get(), spawn::testing::Sandbox::DefaultPlan(), fds,
+  DSEC_TRY_VOID(spawn::Launch(sandbox.process.launch_socket.get(),
+                              spawn::testing::Sandbox::DefaultPlan(), fds,
                               runtime::Deadline::After(std::chrono::seconds(20))));
   made->hello_ = hello;
   made->hello_.set_sandbox_id("sb-test-00000000000000000000000000");
@@ -148,7 +154,8 @@ Result<Outcome> AgentSandbox::Collect(v1::ExecReply reply) {
 }
 
 uint64_t AgentSandbox::AgentMemoryKib(std::string_view field) const {
-  auto text = os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/smaps_rollup", agent_pid()).c_str(), 1 << 16);
+  auto text =
+      os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/smaps_rollup", agent_pid()).c_str(), 1 << 16);
   if (!text.ok()) return 0;
   size_t start = text->find(fmt::format("\n{}:", field));
   if (start == std::string::npos) return 0;

@@ -32,7 +32,8 @@ class Client {
   Result<Reply> Receive(uint32_t stream) {
     DSEC_TRY(std::string payload, Receive(stream));
     Reply reply;
-    if (!reply.ParseFromString(payload)) return Error(Code::kInternal, "test.reply", "does not parse");
+    if (!reply.ParseFromString(payload))
+      return Error(Code::kInternal, "test.reply", "does not parse");
     return reply;
   }
   int socket() const { return socket_.get(); }
@@ -49,10 +50,13 @@ struct Outcome {
   v1::ExecResult result;
   std::string out, err;
   uint64_t out_total = 0, out_dropped = 0, err_total = 0, err_dropped = 0;
-  bool Exited(int code) const { return result.kind() == v1::END_EXITED && result.exit_code() == code; }
+  bool Exited(int code) const {
+    return result.kind() == v1::END_EXITED && result.exit_code() == code;
+  }
 };
 
-// A sandbox on the host's own system below a writable layer, with the real spawner, init and agent in it.
+// A sandbox on the host's own system below a writable layer, with the real spawner, init and agent
+// in it.
 class AgentSandbox {
  public:
   struct Limits {
@@ -60,7 +64,8 @@ class AgentSandbox {
     uint64_t pids = 0;
     uint64_t cpu_millis = 0;
   };
-  static Result<std::unique_ptr<AgentSandbox>> Create(const Limits& limits, const v1::HelloRequest& hello);
+  static Result<std::unique_ptr<AgentSandbox>> Create(const Limits& limits,
+                                                      const v1::HelloRequest& hello);
   static Result<std::unique_ptr<AgentSandbox>> Create() { return Create({}, {}); }
 
   // A further connection that has said Hello.

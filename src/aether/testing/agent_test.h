@@ -24,7 +24,8 @@ class AgentTest : public ::testing::Test {
   void Make(const AgentSandbox::Limits& limits, const v1::HelloRequest& hello) {
     box_.reset();
     auto made = AgentSandbox::Create(limits, hello);
-    if (!made.ok() && made.error().code() == Code::kFailedPrecondition) GTEST_SKIP() << made.error().message();
+    if (!made.ok() && made.error().code() == Code::kFailedPrecondition)
+      GTEST_SKIP() << made.error().message();
     ASSERT_TRUE(made.ok()) << made.error().ToString();
     box_ = std::move(made).value();
   }
@@ -71,7 +72,8 @@ class AgentTest : public ::testing::Test {
 class Stopwatch {
  public:
   int64_t millis() const {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::System().Mono() - start_).count();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::System().Mono() - start_)
+        .count();
   }
 
  private:

@@ -29,16 +29,19 @@ struct ContainerOptions {
   size_t create_threads = 8;   // creates at work; these wait for the layer store
 };
 
-// Sandboxes as containers: namespaces, overlay of EROFS layers on a bounded writable layer, cgroups. docs/design/spine.md sections 2,
-// 4, 5 and 6.
+// Sandboxes as containers: namespaces, overlay of EROFS layers on a bounded writable layer,
+// cgroups. docs/design/spine.md sections 2, 4, 5 and 6.
 //
-// Two descriptors a live sandbox (agent, channel). What it makes bears the name of its slot or sandbox below node-specific
-// roots, so that a process that starts anew finds it all: an instance of this class begins with what the host has.
+// Two descriptors a live sandbox (agent, channel). What it makes bears the name of its slot or
+// sandbox below node-specific roots, so that a process that starts anew finds it all: an instance
+// of this class begins with what the host has.
 class ContainerBackend final : public Backend {
  public:
-  // Takes the host as it is; nothing of an earlier process is touched before Adopt, Destroy or Sweep say so. `store` and
-  // `layers` must outlive it. Blocking. kFailedPrecondition names the mechanism that is missing.
-  static Result<std::unique_ptr<ContainerBackend>> Open(ContainerOptions options, const image::LayerStore& store,
+  // Takes the host as it is; nothing of an earlier process is touched before Adopt, Destroy or
+  // Sweep say so. `store` and `layers` must outlive it. Blocking. kFailedPrecondition names the
+  // mechanism that is missing.
+  static Result<std::unique_ptr<ContainerBackend>> Open(ContainerOptions options,
+                                                        const image::LayerStore& store,
                                                         image::LayerMounts& layers);
   // Slots that wait are removed; sandboxes live on. No call may be under way and no Instance left.
   ~ContainerBackend() override;
@@ -48,7 +51,8 @@ class ContainerBackend final : public Backend {
   Result<void> Normalize(v1::SandboxSpec& spec) const override;
   runtime::Task<std::shared_ptr<Instance>> Create(v1::SandboxRecord& record, Journal journal,
                                                   runtime::Deadline deadline) override;
-  runtime::Task<std::shared_ptr<Instance>> Adopt(const v1::SandboxRecord& record, runtime::Deadline deadline) override;
+  runtime::Task<std::shared_ptr<Instance>> Adopt(const v1::SandboxRecord& record,
+                                                 runtime::Deadline deadline) override;
   runtime::Task<void> Destroy(const v1::SandboxRecord& record, runtime::Deadline deadline) override;
   runtime::Task<std::vector<std::string>> Sweep(const std::vector<v1::SandboxRecord>& live,
                                                 runtime::Deadline deadline) override;
@@ -58,8 +62,8 @@ class ContainerBackend final : public Backend {
   // Slots that are ready.
   size_t ReadySlots() const;
 
-  // Removes everything of a node from the host, sandboxes included: what `dsec purge` does. No daemon of the node may
-  // run. One line for each thing.
+  // Removes everything of a node from the host, sandboxes included: what `dsec purge` does. No
+  // daemon of the node may run. One line for each thing.
   static Result<std::vector<std::string>> Purge(const ContainerOptions& options, MonoTime deadline);
 
  private:
@@ -67,7 +71,8 @@ class ContainerBackend final : public Backend {
   class ContainerInstance;
   explicit ContainerBackend(std::unique_ptr<Host> host);
 
-  runtime::Task<std::shared_ptr<rpc::Channel>> Greet(const v1::SandboxRecord& record, runtime::Deadline deadline);
+  runtime::Task<std::shared_ptr<rpc::Channel>> Greet(const v1::SandboxRecord& record,
+                                                     runtime::Deadline deadline);
   // Until nothing is alive in a slot whose processes have been killed.
   runtime::Task<void> AwaitDeath(v1::SandboxRecord record, runtime::Deadline deadline);
 
