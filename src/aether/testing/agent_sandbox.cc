@@ -46,7 +46,11 @@ Result<uint32_t> Client::Send(std::string_view method,
   uint32_t stream = next_stream_;
   next_stream_ += 2;
   rpc::AppendFrame(out, stream, rpc::MessageType::kRequest, 0, rpc::SerializeRequest(call));
-  DSEC_TRY_VOID(os::WriteAll(socket_.get(), out));
+  for (size_t sent = 0; sent < out.size();) {
+    ssize_t size = ::send(socket_.get(), out.data() + sent, out.size() - sent, MSG_NOSIGNAL);
+    if (size <= 0) return Error(Code::kUnavailable, "test.closed", "the agent closed the connection");
+    sent += static_cast<size_t>(size);
+  }
   return stream;
 }
 
