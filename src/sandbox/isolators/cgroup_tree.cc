@@ -319,6 +319,11 @@ Result<SlotCgroups> CgroupTree::Make(const SlotName& name, uint32_t agent_uid, u
     if (place->v1_top < 0) continue;
     DSEC_TRY(*fd, OpenDir(DirOf(*place), slot));
   }
+  // With it the agent asks v1 to be told of an OOM at once; v2 tells without.
+  constexpr char kEventControl[] = "cgroup.event_control";
+  if (made.memory.valid() && Exists(made.memory.get(), kEventControl)) {
+    DSEC_TRY_VOID(Own(made.memory.get(), kEventControl, agent_uid));
+  }
   return made;
 }
 
@@ -400,36 +405,53 @@ Result<void> CgroupTree::ReadUsage(const SlotName& name, v1::Usage& usage) const
   return Ok();
 }
 
-Result<void> CgroupTree::Kill(const SlotName& name) const {
-  auto killed = Write(unified_.get(), name.str() + "/cgroup.kill", "1");
-  if (!killed.ok() &&
-      (killed.error().sys_errno() == ENOENT || killed.error().sys_errno() == ENODEV)) {
-    return Ok();
+Result<DyingSlot> CgroupTree::Kill(const SlotName& name) const {
+  const std::string slot = name.str();
+  DyingSlot dying;
+  if (const auto text = Read(unified_.get(), slot + "/agent/cgroup.procs"); text.ok()) {
+    const auto pid = static_cast<pid_t>(ValueOf(*text));
+    if (pid > 0) {
+      auto agent = os::PidFd::Open(pid);
+      if (agent.ok()) dying.agent = std::move(*agent);
+    }
   }
-  return killed;
-}
-
-Result<bool> CgroupTree::WaitEmpty(const SlotName& name, MonoTime deadline) const {
-  auto events = os::OpenAt(unified_.get(), (name.str() + "/cgroup.events").c_str(), O_RDONLY);
-  if (!events.ok()) {
-    if (events.error().sys_errno() == ENOENT) return true;
+  auto killed = Write(unified_.get(), slot + "/cgroup.kill", "1");
+  if (!killed.ok() && killed.error().sys_errno() != ENOENT &&
+      killed.error().sys_errno() != ENODEV) {
+    return std::move(killed).error();
+  }
+  auto events = os::OpenAt(unified_.get(), (slot + "/cgroup.events").c_str(), O_RDONLY);
+  if (events.ok()) {
+    dying.events = std::move(*events);
+  } else if (events.error().sys_errno() != ENOENT) {
     return std::move(events).error();
   }
-  while (true) {
-    char text[256];
-    const ssize_t size = ::pread(events->get(), text, sizeof(text), 0);
-    if (size < 0) {
-      if (errno == ENODEV) return true;  // removed meanwhile
-      return os::ErrnoError("cgroup.read", "cgroup.events");
-    }
-    if (ValueOf({text, static_cast<size_t>(size)}, "populated") == 0) return true;
+  return dying;
+}
+
+Result<bool> CgroupTree::IsEmpty(int events) {
+  char text[256];
+  const ssize_t size = ::pread(events, text, sizeof(text), 0);
+  if (size < 0) {
+    if (errno == ENODEV) return true;  // removed meanwhile
+    return os::ErrnoError("cgroup.read", "cgroup.events");
+  }
+  return ValueOf({text, static_cast<size_t>(size)}, "populated") == 0;
+}
+
+Result<bool> CgroupTree::WaitGone(const DyingSlot& dying, MonoTime deadline) {
+  while (dying.events.valid()) {
+    DSEC_TRY(const bool empty, IsEmpty(dying.events.get()));
+    if (empty) break;
     const auto left = deadline - Clock::System().Mono();
     if (left <= std::chrono::nanoseconds::zero()) return false;
     const auto left_ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-    // The read above has armed it: POLLPRI comes with the next change (cgroup-v2.rst).
-    pollfd item = {events->get(), POLLPRI, 0};
+    // POLLPRI comes with the next change after the read (cgroup-v2.rst).
+    pollfd item = {dying.events.get(), POLLPRI, 0};
     ::poll(&item, 1, static_cast<int>(std::min<int64_t>(left_ms, 60'000)));
   }
+  if (!dying.agent.valid()) return true;
+  return dying.agent.WaitExit(deadline);
 }
 
 Result<std::vector<int>> CgroupTree::Processes(const SlotName& name) const {
@@ -449,7 +471,7 @@ Result<std::vector<int>> CgroupTree::Processes(const SlotName& name) const {
   };
   const std::string slot = name.str();
   for (const os::UniqueFd& top : v1_tops_) DSEC_TRY_VOID(add(top.get(), slot + "/cgroup.procs"));
-  for (const char* part : {"/agent", "/code"}) {
+  for (const char* part : {"", "/agent", "/code"}) {
     DSEC_TRY_VOID(add(unified_.get(), slot + part + "/cgroup.procs"));
   }
   auto execs = ListDir(unified_.get(), (slot + "/code").c_str());
@@ -516,9 +538,9 @@ Result<void> CgroupTree::RemoveV2(const std::string& slot, MonoTime deadline) {
     auto removed = fs_.Remove(unified_.get(), group.c_str());
     if (removed.ok()) continue;
     if (removed.error().sys_errno() != EBUSY) return removed;
-    DSEC_TRY_VOID(Kill(name));
-    DSEC_TRY(const bool empty, WaitEmpty(name, deadline));
-    if (empty) removed = fs_.Remove(unified_.get(), group.c_str());
+    DSEC_TRY(const auto dying, Kill(name));
+    DSEC_TRY(const bool gone, WaitGone(dying, deadline));
+    if (gone) removed = fs_.Remove(unified_.get(), group.c_str());
     if (removed.ok()) continue;
     DSEC_TRY(auto pids, Processes(name));
     if (pids.size() > 8) pids.resize(8);

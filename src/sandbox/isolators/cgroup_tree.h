@@ -10,6 +10,7 @@
 #include "base/result.h"
 #include "dsec/v1/edge.pb.h"
 #include "dsec/v1/model.pb.h"
+#include "os/process.h"
 #include "os/unique_fd.h"
 #include "sandbox/isolators/slot_name.h"
 
@@ -37,6 +38,13 @@ struct SlotCgroups {
   os::UniqueFd slot, agent, init;      // v2
   os::UniqueFd memory, pids, cpu;      // v1 directories of the code; invalid where v2
   std::vector<os::UniqueFd> v1_procs;  // cgroup.procs of each v1 group
+};
+
+// What has been killed. The agent is the last to go: as the first process of its pid namespace it
+// outlives all that is in it, also after it has left its cgroup.
+struct DyingSlot {
+  os::UniqueFd events;  // cgroup.events of the slot; invalid when it has no directory
+  os::PidFd agent;      // not valid when none was there
 };
 
 // The cgroups of this node in every hierarchy in use: v2 (for the tree, cgroup.kill and device
@@ -74,9 +82,12 @@ class CgroupTree {
   Result<void> ReadUsage(const SlotName& slot, v1::Usage& usage) const;
 
   // SIGKILL to the agent and everything below it. Missing: ok.
-  Result<void> Kill(const SlotName& slot) const;
-  // False when something was still alive at the deadline.
-  Result<bool> WaitEmpty(const SlotName& slot, MonoTime deadline) const;
+  Result<DyingSlot> Kill(const SlotName& slot) const;
+  // Whether nothing of it lives in the cgroup any more, by what `events` says; reading arms it for
+  // POLLPRI.
+  static Result<bool> IsEmpty(int events);
+  // False when something was still there at the deadline.
+  static Result<bool> WaitGone(const DyingSlot& dying, MonoTime deadline);
   // Removes the directories of a slot without processes; waits for what is on its way out.
   // kDeadlineExceeded "cgroup.busy" names the processes that stay. Missing: ok.
   Result<void> Remove(const SlotName& slot, MonoTime deadline);

@@ -272,8 +272,9 @@ TEST_F(FakeCgroups, Remove_TakesExecsAndForeignDirectoriesOfTheAgentAlong) {
   ASSERT_TRUE(removed.ok()) << removed.error().ToString();
   EXPECT_THAT(*tree_->List(), IsEmpty());
   EXPECT_TRUE(tree_->Remove(slot_, MonoTime::max()).ok()) << "again";
-  EXPECT_TRUE(tree_->Kill(slot_).ok()) << "of what is gone";
-  EXPECT_TRUE(*tree_->WaitEmpty(slot_, MonoTime::max()));
+  auto dying = tree_->Kill(slot_);
+  ASSERT_TRUE(dying.ok()) << "of what is gone";
+  EXPECT_TRUE(*CgroupTree::WaitGone(*dying, MonoTime::max()));
 }
 
 TEST_F(FakeCgroups, List_TakesNothingForItsOwnThatIsNot) {

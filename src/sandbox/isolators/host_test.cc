@@ -42,8 +42,9 @@ class HostTest : public ::testing::Test {
     if (tree_ == nullptr) return;
     auto slots = tree_->List();
     for (const SlotName& slot : *slots) {
-      EXPECT_TRUE(tree_->Kill(slot).ok());
-      EXPECT_TRUE(*tree_->WaitEmpty(slot, In(10)));
+      auto dying = tree_->Kill(slot);
+      ASSERT_TRUE(dying.ok());
+      EXPECT_TRUE(*CgroupTree::WaitGone(*dying, In(10)));
       const auto removed = tree_->Remove(slot, In(10));
       EXPECT_TRUE(removed.ok()) << removed.error().ToString();
     }
@@ -133,8 +134,9 @@ TEST_F(HostTest, Pids_RefusalIsCounted) {
   v1::Usage usage;
   ASSERT_TRUE(tree_->ReadUsage(slot_, usage).ok());
   EXPECT_GE(usage.pids_denied(), 1u);
-  ASSERT_TRUE(tree_->Kill(slot_).ok());
-  EXPECT_TRUE(*tree_->WaitEmpty(slot_, In(10)));
+  auto dying = tree_->Kill(slot_);
+  ASSERT_TRUE(dying.ok());
+  EXPECT_TRUE(*CgroupTree::WaitGone(*dying, In(10)));
 }
 
 TEST_F(HostTest, SetLimits_UpAndDown) {

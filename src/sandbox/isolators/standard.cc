@@ -85,8 +85,8 @@ class CgroupIsolator final : public Isolator {
  private:
   Result<size_t> RemoveOrphan(const SlotName& slot, MonoTime deadline) {
     DSEC_TRY(const auto processes, tree_.Processes(slot));
-    DSEC_TRY_VOID(tree_.Kill(slot));
-    DSEC_TRY_VOID(tree_.WaitEmpty(slot, deadline));
+    DSEC_TRY(const auto dying, tree_.Kill(slot));
+    DSEC_TRY_VOID(CgroupTree::WaitGone(dying, deadline));
     DSEC_TRY_VOID(tree_.Remove(slot, deadline));
     return processes.size();
   }

@@ -11,7 +11,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/clock.h"
 #include "os/file.h"
+#include "os/process.h"
 #include "sandbox/isolators/dir_list.h"
 
 namespace dsec::sandbox::testing {
@@ -64,6 +66,9 @@ HostState HostState::Take(unsigned first_uid, unsigned last_uid) {
     struct stat info;
     if (process.name.find_first_not_of("0123456789") != std::string::npos) continue;
     if (::stat(("/proc/" + process.name).c_str(), &info) != 0) continue;
+    // One that has ended and is just being reaped by the kernel is on its way, not left.
+    auto alive = os::PidFd::Open(std::stoi(process.name));
+    if (!alive.ok() || *alive->WaitExit(Clock::System().Mono())) continue;
     for (const std::string& line : Lines("/proc/" + process.name + "/status")) {
       unsigned uid = 0;
       if (std::sscanf(line.c_str(), "Uid:\t%u", &uid) == 1 && uid >= first_uid && uid <= last_uid) {

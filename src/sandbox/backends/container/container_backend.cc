@@ -70,6 +70,17 @@ v1::HelloRequest HelloOf(const v1::SandboxRecord& record, std::string token) {
   return hello;
 }
 
+// What CgroupTree::WaitGone does, without a thread.
+runtime::Task<void> WaitGone(const DyingSlot& dying, runtime::Deadline deadline) {
+  while (dying.events.valid()) {
+    DSEC_CO_TRY(const bool empty, CgroupTree::IsEmpty(dying.events.get()));
+    if (empty) break;
+    DSEC_CO_TRY_VOID(co_await WaitFd(dying.events.get(), FdEvent::kPriority, deadline));
+  }
+  if (!dying.agent.valid()) co_return Ok();
+  co_return co_await WaitFd(dying.agent.fd(), FdEvent::kReadable, deadline);
+}
+
 }  // namespace
 
 struct ContainerBackend::Host {
@@ -281,23 +292,16 @@ runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record,
                                                  runtime::Deadline deadline) {
   ContainerHost* const host = host_->host.get();
   auto kill = [host, record] { return host->Kill(record); };
-  DSEC_CO_TRY(const auto events, co_await host_->host_pool->Run(std::move(kill), deadline));
+  DSEC_CO_TRY(const auto dying, co_await host_->host_pool->Run(std::move(kill), deadline));
   DSEC_CO_FAULT_POINT("sandbox.destroy.after_kill");
-  if (!events.valid()) co_return Ok();
-  while (true) {
-    DSEC_CO_TRY(const bool empty, ContainerHost::IsEmpty(events.get()));
-    if (empty) co_return Ok();
-    auto changed = co_await WaitFd(events.get(), FdEvent::kPriority, deadline);
-    if (!changed.ok()) {
-      if (changed.error().code() != Code::kDeadlineExceeded) co_return changed;
-      auto why = [host, record]() -> Result<Error> {
-        return host->Stuck(record, "its processes do not end");
-      };
-      DSEC_CO_TRY(auto error, co_await host_->host_pool->Run(
-                                  std::move(why), runtime::Deadline::After(kRemoveTime)));
-      co_return error;
-    }
-  }
+  auto gone = co_await WaitGone(dying, deadline);
+  if (gone.ok() || gone.error().code() != Code::kDeadlineExceeded) co_return gone;
+  auto why = [host, record]() -> Result<Error> {
+    return host->Stuck(record, "its processes do not end");
+  };
+  DSEC_CO_TRY(auto error, co_await host_->host_pool->Run(std::move(why),
+                                                         runtime::Deadline::After(kRemoveTime)));
+  co_return error;
 }
 
 runtime::Task<void> ContainerBackend::Destroy(const v1::SandboxRecord& record,

@@ -203,9 +203,9 @@ Result<void> ContainerHost::RemoveSlot(const SlotName& slot, MonoTime deadline) 
   v1::SandboxRecord record;
   record.set_slot(slot.index);
   record.set_slot_generation(slot.generation);
-  DSEC_TRY_VOID(tree_->Kill(slot));
-  DSEC_TRY(const bool empty, tree_->WaitEmpty(slot, deadline));
-  if (!empty) return Stuck(record, "its processes do not end");
+  DSEC_TRY(const auto dying, tree_->Kill(slot));
+  DSEC_TRY(const bool gone, CgroupTree::WaitGone(dying, deadline));
+  if (!gone) return Stuck(record, "its processes do not end");
   return Cleanup(record, deadline);
 }
 
@@ -273,29 +273,16 @@ Result<os::PidFd> ContainerHost::FindAgent(const v1::SandboxRecord& record) cons
   return agent;
 }
 
-Result<os::UniqueFd> ContainerHost::Kill(const v1::SandboxRecord& record) {
-  if (!record.has_slot()) return os::UniqueFd();
-  const SlotName slot = SubjectOf(record).slot;
-  DSEC_TRY_VOID(tree_->Kill(slot));
-  auto events = os::OpenAt(tree_->top(), (slot.str() + "/cgroup.events").c_str(), O_RDONLY);
-  if (events.ok()) return std::move(*events);
-  if (events.error().sys_errno() != ENOENT) return std::move(events).error();
-  // Without its directory no process of it should be left; one would have been moved out by hand.
-  if (record.agent_pid() == 0) return os::UniqueFd();
-  const auto agent = FindAgent(record);
-  if (agent.ok()) DSEC_TRY_VOID(agent->Signal(SIGKILL));
-  return os::UniqueFd();
-}
-
-Result<bool> ContainerHost::IsEmpty(int events) {
-  char text[256];
-  const ssize_t size = ::pread(events, text, sizeof(text), 0);
-  if (size < 0) {
-    if (errno == ENODEV) return true;  // removed meanwhile
-    return os::ErrnoError("cgroup.read", "cgroup.events");
-  }
-  return std::string_view(text, static_cast<size_t>(size)).find("populated 0") !=
-         std::string_view::npos;
+Result<DyingSlot> ContainerHost::Kill(const v1::SandboxRecord& record) {
+  if (!record.has_slot()) return DyingSlot();
+  DSEC_TRY(auto dying, tree_->Kill(SubjectOf(record).slot));
+  if (dying.agent.valid() || record.agent_pid() == 0) return dying;
+  // It has left its cgroup already, or was moved out of it by hand.
+  auto agent = FindAgent(record);
+  if (!agent.ok()) return dying;
+  DSEC_TRY_VOID(agent->Signal(SIGKILL));
+  dying.agent = std::move(*agent);
+  return dying;
 }
 
 Error ContainerHost::Stuck(const v1::SandboxRecord& record, const std::string& why) const {

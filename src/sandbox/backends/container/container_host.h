@@ -53,11 +53,8 @@ class ContainerHost {
   Result<void> Launch(const HeldLayers& layers, LaunchParts& parts, int launch_socket,
                       runtime::Deadline deadline);
 
-  // SIGKILL to everything of the sandbox. A descriptor of the cgroup.events that tell when it is
-  // gone; none when nothing is there.
-  Result<os::UniqueFd> Kill(const v1::SandboxRecord& record);
-  // True when `events` says that nothing lives.
-  static Result<bool> IsEmpty(int events);
+  // SIGKILL to everything of the sandbox.
+  Result<DyingSlot> Kill(const v1::SandboxRecord& record);
   Error Stuck(const v1::SandboxRecord& record, const std::string& why) const;
   // After the death of its processes.
   Result<void> Cleanup(const v1::SandboxRecord& record, MonoTime deadline);
