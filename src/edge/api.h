@@ -53,14 +53,23 @@ struct Created {
 // caller's and is bounded by `deadline`; a call that was abandoned half-way by its deadline is
 // carried to a definite end by the edge.
 //
-// Errors that hold for every call on a sandbox:
-//  - kNotFound sandbox.not_found: never existed here, or its record has passed the retention time;
-//  - kGone sandbox.ended.<cause>: has ended, or is about to by another cause than user_stop; Get
-//    still answers with the Termination;
-//  - kConflict sandbox.not_ready: pending or starting;
-//  - kConflict sandbox.stopping: somebody asked for its end;
-//  - kUnavailable sandbox.unreachable: its agent does not answer;
-//  - kUnavailable edge.stopping, store.*: this daemon cannot answer now.
+// Errors. Get, Delete, Stats and Events take a sandbox in every state; the other calls want it to
+// run:
+//
+//  - kNotFound sandbox.not_found: it never existed here, or its record has passed the retention
+//    time. Of every call.
+//  - kConflict sandbox.not_ready: it is pending or starting.
+//  - kConflict sandbox.stopping: somebody asked for its end.
+//  - kGone sandbox.ended.<cause>: it has ended, or is about to by another cause than user_stop. Get
+//    still answers with the Termination.
+//  - kUnavailable sandbox.unreachable: its agent does not answer.
+//
+// Not of the sandbox:
+//
+//  - kUnavailable edge.stopping: this daemon is being stopped; Create, Delete and Renew begin no
+//    more.
+//  - kUnavailable or kInternal store.*: the records cannot be read or written.
+//
 // Errors of the agent inside arrive with the code and reason that aether gave.
 class EdgeApi {
  public:
