@@ -17,6 +17,32 @@ if(DSEC_SANITIZE)
   target_link_options(dsec_sanitize INTERFACE -fsanitize=${DSEC_SANITIZE})
 endif()
 
+# What the folders above runtime include anyway and what costs most of a compilation, parsed once. Only headers of others
+# and generated ones: ours stay visible to the check that each compiles alone.
+add_library(dsec_pch OBJECT EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/cmake/pch.cc)
+target_precompile_headers(dsec_pch PRIVATE
+  <algorithm> <chrono> <functional> <map> <memory> <optional> <string> <string_view> <unordered_map> <vector>
+  <fmt/format.h>
+  <boost/asio/any_io_executor.hpp> <boost/asio/awaitable.hpp> <boost/asio/co_spawn.hpp> <boost/asio/detached.hpp>
+  <boost/asio/dispatch.hpp> <boost/asio/generic/stream_protocol.hpp> <boost/asio/io_context.hpp> <boost/asio/post.hpp>
+  <boost/asio/posix/stream_descriptor.hpp> <boost/asio/redirect_error.hpp> <boost/asio/steady_timer.hpp>
+  <boost/asio/this_coro.hpp> <boost/asio/use_awaitable.hpp> <boost/asio/write.hpp>
+  <dsec/v1/aether.pb.h> <dsec/v1/edge.pb.h> <dsec/v1/model.pb.h>)
+target_link_libraries(dsec_pch PRIVATE dsec_flags dsec_sanitize fmt::fmt dsec::proto Boost::headers)
+target_compile_definitions(dsec_pch PRIVATE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
+target_compile_options(dsec_pch PRIVATE $<$<CXX_COMPILER_ID:Clang>:-Xclang -fno-pch-timestamp>)
+
+# Gives a target the precompiled headers when it is of the part of the tree that includes them.
+function(dsec_use_pch target)
+  foreach(dep ${ARGN})
+    if(dep MATCHES "^(dsec::(runtime|rpc|http|edge|edge_testing|sandbox|apiserver|cli|up)|dsec_sandbox_testing)$")
+      target_precompile_headers(${target} REUSE_FROM dsec_pch)
+      target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:-Xclang -fno-pch-timestamp>)
+      return()
+    endif()
+  endforeach()
+endfunction()
+
 # dsec_library(NAME SOURCES a.cc b.cc DEPS dsec::base ... [STATIC_SAFE])
 # STATIC_SAFE: linked into the small static binaries that run next to sandboxes; built a second time without
 # sanitizers as dsec_<name>_static.
@@ -26,6 +52,7 @@ function(dsec_library name)
   add_library(dsec::${name} ALIAS dsec_${name})
   target_link_libraries(dsec_${name} PUBLIC dsec_sanitize ${ARG_DEPS} PRIVATE dsec_flags)
   target_include_directories(dsec_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src)
+  dsec_use_pch(dsec_${name} ${ARG_DEPS})
   if(ARG_STATIC_SAFE)
     add_library(dsec_${name}_static STATIC ${ARG_SOURCES})
     target_link_libraries(dsec_${name}_static PUBLIC ${ARG_STATIC_DEPS} PRIVATE dsec_flags)
@@ -41,6 +68,7 @@ function(dsec_test name label)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} dsec_flags dsec_sanitize GTest::gtest GTest::gmock GTest::gtest_main
                         Threads::Threads)
+  dsec_use_pch(${name} ${ARG_DEPS})
   add_test(NAME ${name} COMMAND ${name})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
@@ -62,7 +90,11 @@ function(dsec_fuzz name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} dsec_flags dsec_sanitize)
   target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
-  add_test(NAME ${name} COMMAND ${name} -runs=20000 -max_total_time=20 -rss_limit_mb=1024 ${ARG_CORPUS})
+  # What it finds goes to the first folder, in the build tree; the corpus itself is only read.
+  set(found ${CMAKE_CURRENT_BINARY_DIR}/${name}_found)
+  file(MAKE_DIRECTORY ${found})
+  add_test(NAME ${name} COMMAND ${name} -runs=20000 -max_total_time=20 -rss_limit_mb=1024 ${found} ${ARG_CORPUS}
+           WORKING_DIRECTORY ${found})
   set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT 120)
 endfunction()
 

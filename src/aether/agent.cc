@@ -156,7 +156,7 @@ void Agent::Handle(Server::Call call) {
 }
 
 void Agent::Hello(Server::Call& call) {
-  With<v1::HelloRequest>(call, [&](v1::HelloRequest request) {
+  With<v1::HelloRequest>(call, [&](const v1::HelloRequest& request) {
     if (!SameToken(request.token(), token_)) {
       call.respond(Error(Code::kUnauthenticated, "agent.bad_token",
                          "the token is not that of this sandbox"));

@@ -282,6 +282,11 @@ void Exec::OnMainEnded(const InitClient::Ended& end) {
   main_end_ = end;
   state_ = State::kDraining;
   timeout_.Reset();
+  // Where the kernel has not told of it before (v1 without an event): the OOM that ends a group ends it now.
+  if (group_kill_ && kill_ == KillReason::kNone && OomKills() > 0) {
+    kill_ = KillReason::kOom;
+    KillNow();
+  }
   if (kill_ != KillReason::kNone && cgroup_ != nullptr) {
     cgroup_->WhenEmpty(context_.loop, [this] { OnTreeGone(); });
   }
@@ -381,11 +386,16 @@ void Exec::TryFinish() {
   Finish(KindOfEnd());
 }
 
+bool Exec::CountsOwnOoms() const { return cgroup_ != nullptr && cgroup_->Has("memory.events"); }
+
+uint64_t Exec::OomKills() const {
+  if (CountsOwnOoms()) return cgroup_->Value("memory.events", "oom_kill");
+  return context_.counters.Read().oom_kills - counts_at_start_.oom_kills;
+}
+
 v1::EndKind Exec::KindOfEnd() {
   Counts counts = context_.counters.Read();
-  bool own_events = cgroup_ != nullptr && cgroup_->Has("memory.events");
-  uint64_t ooms = own_events ? cgroup_->Value("memory.events", "oom_kill")
-                             : counts.oom_kills - counts_at_start_.oom_kills;
+  uint64_t ooms = OomKills();
   result_.set_oom_events(ooms);
   if (ooms > 0) result_.set_oom_victim(context_.oom_suspect);
   result_.set_pids_limit_hit(counts.forks_denied > counts_at_start_.forks_denied);
@@ -407,7 +417,7 @@ v1::EndKind Exec::KindOfEnd() {
   }
   if (WIFEXITED(status)) return v1::END_EXITED;
   // On v1 the counter is the sandbox's: each kill explains the end of one main process at most.
-  bool unexplained = own_events || counts.oom_kills > context_.claimed_ooms;
+  bool unexplained = CountsOwnOoms() || counts.oom_kills > context_.claimed_ooms;
   if (WTERMSIG(status) == SIGKILL && ooms > 0 && unexplained) {
     ++context_.claimed_ooms;
     std::string name = summary_.argv_size() > 0 ? summary_.argv(0) : std::string("shell");

@@ -20,8 +20,8 @@ inline constexpr size_t kTarBlock = 512;
 struct TarEntry {
   enum class Type { kFile, kDirectory, kSymlink, kHardlink, kFifo, kDevice, kOther };
   Type type = Type::kFile;
-  std::string path;  // as it stands in the archive
-  std::string link;
+  std::string path = {};  // as it stands in the archive
+  std::string link = {};
   uint32_t mode = 0644;
   uint32_t uid = 0;
   uint32_t gid = 0;
@@ -29,7 +29,7 @@ struct TarEntry {
   uint64_t size = 0;    // of the file
   uint64_t stored = 0;  // bytes of data that follow, padding not counted
   // Ranges with data, ascending; empty: all of it.
-  std::vector<std::pair<uint64_t, uint64_t>> map;
+  std::vector<std::pair<uint64_t, uint64_t>> map = {};
 };
 
 // Header blocks of an entry, pax records included, and the sparse map if there is one: then

@@ -213,7 +213,7 @@ void ReadLimits(Members& members, v1::Limits* limits) {
   const json* object = members.Object("limits");
   if (object == nullptr) return;
   Members inner(*object, members.Name("limits."));
-  const std::pair<const char*, void (v1::Limits::*)(uint64_t)> kFields[] = {
+  static constexpr std::pair<const char*, void (v1::Limits::*)(uint64_t)> kFields[] = {
       {"memory_bytes", &v1::Limits::set_memory_bytes},
       {"cpu_millis", &v1::Limits::set_cpu_millis},
       {"pids", &v1::Limits::set_pids},

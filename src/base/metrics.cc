@@ -181,7 +181,7 @@ Gauge& Registry::GetGauge(std::string_view name, std::string_view help, Labels l
 }
 
 Histogram& Registry::GetHistogram(std::string_view name, std::string_view help,
-                                  std::vector<double> bounds, Labels labels) {
+                                  const std::vector<double>& bounds, Labels labels) {
   return *Find(Kind::kHistogram, name, help, std::move(labels), bounds).histogram;
 }
 

@@ -74,8 +74,8 @@ class Registry {
   Counter& GetCounter(std::string_view name, std::string_view help, Labels labels = {});
   Gauge& GetGauge(std::string_view name, std::string_view help, Labels labels = {});
   // `bounds` of the first call for a name hold for all its series.
-  Histogram& GetHistogram(std::string_view name, std::string_view help, std::vector<double> bounds,
-                          Labels labels = {});
+  Histogram& GetHistogram(std::string_view name, std::string_view help,
+                          const std::vector<double>& bounds, Labels labels = {});
 
   // Everything in the Prometheus text exposition format 0.0.4, families and series in order of
   // name.

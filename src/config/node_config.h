@@ -46,7 +46,7 @@ struct NodeConfig {
   uint64_t default_exec_timeout_ms = 0;
   uint64_t max_memory_bytes = 4ull << 40;
   uint64_t max_disk_bytes = 16ull << 40;
-  uint64_t max_output_bytes = 64ull << 20;
+  uint64_t max_output_bytes = 32ull << 20;
 
   uint64_t claim_grace_ms = 60'000;
   uint64_t disconnect_grace_ms = 5'000;

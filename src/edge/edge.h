@@ -180,7 +180,7 @@ class Edge final : public EdgeApi {
   void BeginStop(const SandboxPtr& sandbox, v1::Termination termination,
                  std::chrono::milliseconds grace);
   v1::Termination NewTermination(std::string_view cause, std::string_view who,
-                                 std::string message) const;
+                                 std::string_view message) const;
   boost::asio::awaitable<void> RunStop(SandboxPtr sandbox);
   runtime::Task<void> Quiesce(SandboxPtr sandbox);
   // Ok after a change or at `by`.

@@ -412,6 +412,15 @@ boost::asio::awaitable<void> Edge::FollowEntrypoint(SandboxPtr sandbox) {
     }
     if (!answer.ok()) {
       if (answer.error().code() == Code::kCancelled) co_return;
+      if (!started && answer.error().code() == Code::kInvalidArgument) {
+        // It can never start, however often it is asked for.
+        v1::Termination refused =
+            NewTermination(model::cause::kEntrypointExit, "edge",
+                           fmt::format("entrypoint: {}", answer.error().message()));
+        refused.set_exit_code(-1);
+        BeginStop(sandbox, std::move(refused), milliseconds(0));
+        co_return;
+      }
       log::Warn("sandbox.entrypoint_unknown",
                 {{"sandbox_id", sandbox->id()}, {"error", answer.error()}});
     }

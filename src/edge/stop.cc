@@ -22,7 +22,7 @@ constexpr milliseconds kShutdownSlack{1'000};
 }  // namespace
 
 v1::Termination Edge::NewTermination(std::string_view cause, std::string_view who,
-                                     std::string message) const {
+                                     std::string_view message) const {
   v1::Termination termination;
   termination.set_cause(std::string(cause));
   termination.set_who(SafeText(who));

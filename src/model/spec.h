@@ -32,7 +32,7 @@ struct LimitsPolicy {
   LimitRule shm_bytes{1ull << 20, 4ull << 40, 64ull << 20,
                       ""};                        // the default is never above half of the memory
   LimitRule open_files{256, 1 << 20, 16384, ""};  // init of a sandbox needs the minimum
-  LimitRule output_bytes{1024, 64ull << 20, 1ull << 20, ""};
+  LimitRule output_bytes{1024, 32ull << 20, 1ull << 20, ""};
   LimitRule ttl_ms{1000, 30ull * 86'400'000, 0, ""};   // 0: none
   LimitRule idle_ms{1000, 30ull * 86'400'000, 0, ""};  // 0: none
   LimitRule ttl_extension_ms{1000, 86'400'000, 600'000, ""};

@@ -141,7 +141,7 @@ class Server::Connection : public std::enable_shared_from_this<Connection> {
       case MessageType::kRequest:
         if (frame.stream <= last_stream_) return Nonsense("a stream id that does not grow", frame);
         last_stream_ = frame.stream;
-        OnRequest(std::move(frame));
+        OnRequest(frame);
         return Ok();
       case MessageType::kData: {
         if (frame.stream > last_stream_) return Nonsense("data before its request", frame);
@@ -163,7 +163,7 @@ class Server::Connection : public std::enable_shared_from_this<Connection> {
                  fmt::format("the client sent {} (stream {})", what, frame.stream));
   }
 
-  void OnRequest(Frame frame) {
+  void OnRequest(const Frame& frame) {
     const uint32_t id = frame.stream;
     auto request = ParseRequest(frame.payload);
     if (!request.ok()) return Answer(id, std::move(request).error());

@@ -116,6 +116,7 @@ class ShimInterop : public testing::Test {
     ASSERT_TRUE(server_.ListenUnix(events_path).ok());
     listening_ = true;
 
+    std::ofstream(bundle_ + "/config.json") << "{}";  // read for its annotations at the start
     const auto before = std::filesystem::current_path();
     std::filesystem::current_path(bundle_);
     std::string address =
@@ -274,7 +275,8 @@ TEST_F(ShimInterop, Errors_AreMapped) {
   EXPECT_FALSE(unknown.error().message().empty());
   auto method = Call<interop::Nothing>("NoSuchMethod", Id());
   EXPECT_EQ(method.error().reason(), "rpc.unimplemented") << method.error().ToString();
-  auto broken = Call<interop::Pid>("Create", CreateRequest());  // no config.json there
+  ASSERT_TRUE(std::filesystem::remove(bundle_ + "/config.json"));
+  auto broken = Call<interop::Pid>("Create", CreateRequest());
   EXPECT_FALSE(broken.ok());
   EXPECT_EQ(broken.error().reason(), "rpc.remote");
 }

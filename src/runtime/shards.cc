@@ -108,7 +108,7 @@ std::shared_ptr<Remote> StartRemote(const Executor& executor, boost::asio::await
   boost::asio::post(executor, [remote, work = std::move(work)]() mutable {
     boost::asio::co_spawn(remote->executor, Guarded(std::move(work)),
                           boost::asio::bind_cancellation_slot(remote->signal.slot(),
-                                                              [remote](std::exception_ptr) {}));
+                                                              [remote](const std::exception_ptr&) {}));
   });
   return remote;
 }

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "apiserver/api_server.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "config/node_config.h"
 #include "edge/edge.h"
@@ -74,6 +75,7 @@ void SetUpLog(const config::NodeConfig& config) {
 
 // Runs until a signal. What is declared first ends last.
 Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int signals) {
+  DSEC_TRY_VOID(fault::ArmFromEnv());
   DSEC_TRY(const os::UniqueFd lock, LockState(config.state_dir));
   DSEC_TRY(const std::string key, LoadApiKey(config.state_dir));
   if (auto raised = RaiseOpenFiles(); !raised.ok())

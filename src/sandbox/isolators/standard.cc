@@ -40,6 +40,7 @@ class CgroupIsolator final : public Isolator {
     parts.plan.init_dir_fd = parts.cgroups.init.get();
     parts.plan.memory_dir_fd = parts.cgroups.memory.get();
     parts.plan.pids_dir_fd = parts.cgroups.pids.get();
+    parts.plan.cpu_dir_fd = parts.cgroups.cpu.get();
     for (const os::UniqueFd& procs : parts.cgroups.v1_procs)
       parts.plan.v1_procs_fds.push_back(procs.get());
     return Ok();

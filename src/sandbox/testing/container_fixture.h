@@ -27,6 +27,7 @@ class TestLayers {
   // A layer that holds one file.
   Result<void> AddLayer(image::LayerKind kind, const std::string& name, const std::string& path,
                         const std::string& content);
+  Result<void> Remove(const std::string& ref) { return store_->Remove(ref); }
 
  private:
   std::optional<os::TempDir> dir_;

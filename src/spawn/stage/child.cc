@@ -95,8 +95,9 @@ int ApplyRlimits(const abi::ExecPayload& payload) {
     if (::setrlimit(static_cast<__rlimit_resource>(payload.rlimits[i].resource), &limit) != 0)
       return -errno;
   }
-  // A core file would be written where kernel.core_pattern of the host says.
-  rlimit none = {0, 0};
+  // A core would go where kernel.core_pattern of the host says. 1, because 0 still starts the
+  // handler of a pipe; see core(5).
+  rlimit none = {1, 1};
   return ::setrlimit(RLIMIT_CORE, &none) == 0 ? 0 : -errno;
 }
 

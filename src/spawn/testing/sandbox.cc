@@ -187,6 +187,7 @@ Result<std::unique_ptr<SlotCgroups>> SlotCgroups::Create(uint32_t agent_uid, uin
     made->v1_procs.push_back(std::move(procs));
     if (controller == "memory") {
       DSEC_TRY(made->memory_dir, OpenDir(path));
+      DSEC_TRY_VOID(Own(path + "/cgroup.event_control", agent_uid));
     }
     if (controller == "pids") {
       DSEC_TRY(made->pids_dir, OpenDir(path));

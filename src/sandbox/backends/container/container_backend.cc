@@ -111,9 +111,10 @@ struct ContainerBackend::Host {
 class ContainerBackend::ContainerInstance final : public Instance {
  public:
   ContainerInstance(Host& host, const v1::SandboxRecord& record, os::PidFd agent,
-                    std::shared_ptr<rpc::Channel> channel)
+                    std::shared_ptr<rpc::Channel> channel, std::shared_ptr<const HeldLayers> layers)
       : host_(host),
         subject_(ContainerHost::SubjectOf(record)),
+        layers_(std::move(layers)),
         agent_(std::move(agent)),
         channel_(std::move(channel)) {}
   ~ContainerInstance() override { channel_->Close(); }
@@ -153,12 +154,15 @@ class ContainerBackend::ContainerInstance final : public Instance {
  private:
   Host& host_;
   const Subject subject_;
+  // While the sandbox lives its layers stay mounted, so that the next one shares them, and nobody
+  // removes them.
+  const std::shared_ptr<const HeldLayers> layers_;
   const os::PidFd agent_;
   const std::shared_ptr<rpc::Channel> channel_;
   v1::Usage seen_;  // of the last reading
 };
 
-Result<std::unique_ptr<ContainerBackend>> ContainerBackend::Open(ContainerOptions options,
+Result<std::unique_ptr<ContainerBackend>> ContainerBackend::Open(const ContainerOptions& options,
                                                                  const image::LayerStore& store,
                                                                  image::LayerMounts& layers) {
   auto host = std::make_unique<Host>();
@@ -253,7 +257,7 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRec
   DSEC_CO_TRY_VOID(token->Check());
   phases.Done(record, "ready");
   co_return std::make_shared<ContainerInstance>(*host_, record, std::move(slot->process.agent),
-                                                std::move(channel));
+                                                std::move(channel), layers);
 }
 
 runtime::Task<std::shared_ptr<rpc::Channel>> ContainerBackend::Greet(
@@ -283,9 +287,14 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::Sandb
   DSEC_CO_TRY(auto agent, co_await host_->host_pool->Run(std::move(find), deadline));
   if (!here)
     co_return Error(Code::kGone, "sandbox.slot_gone", "nothing of its slot is on the host");
+  auto hold = [host = host_->host.get(), copy = record]() -> Result<HeldLayers> {
+    return host->HoldLayers(copy);
+  };
+  DSEC_CO_TRY(auto held, co_await host_->host_pool->Run(std::move(hold), deadline));
   DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
-  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(agent),
-                                                std::move(channel));
+  co_return std::make_shared<ContainerInstance>(
+      *host_, record, std::move(agent), std::move(channel),
+      std::make_shared<const HeldLayers>(std::move(held)));
 }
 
 runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record,

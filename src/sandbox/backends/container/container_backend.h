@@ -40,7 +40,7 @@ class ContainerBackend final : public Backend {
   // Takes the host as it is; nothing of an earlier process is touched before Adopt, Destroy or
   // Sweep say so. `store` and `layers` must outlive it. Blocking. kFailedPrecondition names the
   // mechanism that is missing.
-  static Result<std::unique_ptr<ContainerBackend>> Open(ContainerOptions options,
+  static Result<std::unique_ptr<ContainerBackend>> Open(const ContainerOptions& options,
                                                         const image::LayerStore& store,
                                                         image::LayerMounts& layers);
   // Slots that wait are removed; sandboxes live on. No call may be under way and no Instance left.

@@ -209,6 +209,21 @@ Result<void> ContainerHost::RemoveSlot(const SlotName& slot, MonoTime deadline) 
   return Cleanup(record, deadline);
 }
 
+HeldLayers ContainerHost::HoldLayers(const v1::SandboxRecord& record) {
+  HeldLayers held;
+  for (const std::string& text : record.layer_ids()) {
+    auto id = ParseLayerId(text);
+    auto mounted = id.ok() ? layers_->Acquire(*id)
+                           : Result<std::shared_ptr<const image::MountedLayer>>(id.error());
+    if (mounted.ok()) {
+      held.push_back(*std::move(mounted));
+    } else {
+      log::Warn("sandbox.layer_not_held", {{"sandbox_id", record.id()}, {"error", mounted.error()}});
+    }
+  }
+  return held;
+}
+
 Result<HeldLayers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {
   const v1::SandboxSpec& spec = record.spec();
   struct Reference {

@@ -54,6 +54,30 @@ TEST_F(Container, Create_RunsCommandsAndDestroyLeavesNothing) {
   EXPECT_THAT(*Sweep({}), IsEmpty());
 }
 
+TEST_F(Container, Layers_AreMountedOnceAndHeldWhileUsed) {
+  ASSERT_TRUE(layers_->AddLayer(image::LayerKind::kWorkspace, "held:1", "/held", "x").ok());
+  std::vector<v1::SandboxRecord> records;
+  std::vector<std::shared_ptr<Instance>> instances;
+  for (int i = 0; i < 3; ++i) {
+    records.push_back(NewRecord());
+    records.back().mutable_spec()->set_workspace("held:1");
+    instances.push_back(MustCreate(records.back()));
+    EXPECT_EQ(layers_->mounts().mounted(), 2u);
+  }
+  EXPECT_EQ(layers_->Remove("held:1").error().reason(), "layer.in_use");
+  // A daemon that finds the sandbox running holds its layers as well.
+  instances.clear();
+  EXPECT_EQ(layers_->mounts().mounted(), 0u);
+  Open();
+  auto adopted = Adopt(records[0]);
+  ASSERT_TRUE(adopted.ok()) << adopted.error().ToString();
+  EXPECT_EQ(layers_->Remove("held:1").error().reason(), "layer.in_use");
+  adopted->reset();
+  for (const v1::SandboxRecord& record : records) EXPECT_TRUE(Destroy(record).ok());
+  const auto removed = layers_->Remove("held:1");
+  EXPECT_TRUE(removed.ok()) << removed.error().ToString();
+}
+
 TEST_F(Container, HostMountTable_StaysAsItWas) {
   std::vector<v1::SandboxRecord> records;
   std::vector<std::shared_ptr<Instance>> instances;

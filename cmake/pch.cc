@@ -1,0 +1,2 @@
+// SPDX-License-Identifier: Apache-2.0
+// The source that carries the precompiled headers of cmake/dsec.cmake.
