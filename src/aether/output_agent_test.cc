@@ -18,17 +18,18 @@ class Output : public AgentTest {};
 
 TEST_F(Output, Case026_EndlessOutput_IsBoundedInTimeAndMemory) {
   Run("true");
-  uint64_t before = box_->AgentMemoryKib("Private_Dirty");
+  uint64_t before = box_->AgentMemoryKib("Anonymous");
   auto detached = box_->Start(box_->Argv({"yes"}));
   ASSERT_TRUE(detached.ok());
   v1::ExecRequest request = box_->Argv({"yes"});
   request.set_timeout_ms(2000);
   Outcome outcome = Run(request);
   EXPECT_EQ(outcome.result.kind(), v1::END_TIMEOUT);
-  EXPECT_EQ(outcome.out.size(), 1u << 20);
-  EXPECT_EQ(outcome.out_total, outcome.out.size() + outcome.out_dropped);
+  // A caller that keeps up sees more than is kept.
+  EXPECT_GE(outcome.out.size(), 1u << 20);
+  EXPECT_EQ(outcome.out_total - outcome.out_dropped, 1u << 20);
   EXPECT_GT(outcome.out_total, 16u << 20);
-  EXPECT_LT(box_->AgentMemoryKib("Private_Dirty"), before + (8 << 10));
+  EXPECT_LT(box_->AgentMemoryKib("Anonymous"), before + (8 << 10));
   Stopwatch watch;
   EXPECT_EQ(Run("echo ok").out, "ok\n");
   EXPECT_LT(watch.millis(), 1000);
@@ -137,13 +138,13 @@ TEST_F(Output, UnreadOutput_LivesWithinTheBudgetOldestGoesFirst) {
     if (id == ids.back()) EXPECT_EQ(reply.stdout_state().dropped(), 0u);
   }
   EXPECT_LE(kept, ExecTable::kOutputBudget);
-  EXPECT_LT(box_->AgentMemoryKib("Private_Dirty"), (ExecTable::kOutputBudget >> 10) + 4096);
+  EXPECT_LT(box_->AgentMemoryKib("Anonymous"), (ExecTable::kOutputBudget >> 10) + 4096);
   for (const std::string& id : ids) {
     v1::AckRequest ack;
     ack.set_op_id(id);
     Call<v1::Empty>("Ack", ack);
   }
-  EXPECT_LT(box_->AgentMemoryKib("Private_Dirty"), 4096u);
+  EXPECT_LT(box_->AgentMemoryKib("Anonymous"), 4096u);
 }
 
 // Reads a terminal until `text` has been seen; returns everything.
@@ -306,9 +307,9 @@ TEST_F(Output, Idle_PrivateMemoryIsTinyAndThreadsAreGone) {
   stat.set_path("/etc");
   Call<v1::FileInfo>("Stat", stat);
   ::sleep(4);  // the idle times of workers and of trimming are what is under test
-  EXPECT_LT(box_->AgentMemoryKib("Private_Dirty"), 300u);
-  std::printf("[ MEASURED ] idle agent: %lu KiB private dirty, %lu KiB rss, %lu KiB pss\n",
-              box_->AgentMemoryKib("Private_Dirty"), box_->AgentMemoryKib("Rss"), box_->AgentMemoryKib("Pss"));
+  EXPECT_LT(box_->AgentMemoryKib("Anonymous"), 300u);
+  std::printf("[ MEASURED ] idle agent: %lu KiB anonymous, %lu KiB rss, %lu KiB pss\n",
+              box_->AgentMemoryKib("Anonymous"), box_->AgentMemoryKib("Rss"), box_->AgentMemoryKib("Pss"));
   auto status = os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/status", box_->agent_pid()).c_str(), 1 << 16);
   EXPECT_THAT(*status, HasSubstr("Threads:\t1\n"));
 }

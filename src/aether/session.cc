@@ -183,11 +183,11 @@ void Session::StartShell() {
   if (!asked.ok()) FailStart("user", EAGAIN, asked.error().message());
 }
 
-Result<os::UniqueFd> Session::MakeFifo(const char* name) {
+Result<os::UniqueFd> Session::MakeFifo(const char* name, int mode) {
   if (::mkfifoat(dir_.get(), name, 0600) != 0) {
     return Error::FromErrno(errno, "session.channel", fmt::format("make {}", name));
   }
-  return os::OpenAt(dir_.get(), name, O_RDWR | O_NONBLOCK | O_NOFOLLOW);
+  return os::OpenAt(dir_.get(), name, mode | O_NONBLOCK | O_NOFOLLOW);
 }
 
 Result<void> Session::PrepareShell(const Identity& identity) {
@@ -199,8 +199,8 @@ Result<void> Session::PrepareShell(const Identity& identity) {
                                IN_CREATE | IN_OPEN | IN_ONLYDIR);
   if (watch_ < 0)
     return Error::FromErrno(errno, "session.channel", "watch the session's directory");
-  DSEC_TRY(driver_, MakeFifo("in"));
-  DSEC_TRY(posix_driver_, MakeFifo("in2"));
+  DSEC_TRY(driver_, MakeFifo("in", O_RDWR));
+  DSEC_TRY(posix_driver_, MakeFifo("in2", O_RDWR));
   // One page: what is in it is a line that has not been taken yet.
   for (const os::UniqueFd* fifo : {&driver_, &posix_driver_}) {
     if (::fcntl(fifo->get(), F_SETPIPE_SZ, ::getpagesize()) < 0) {
@@ -378,16 +378,16 @@ Result<Exec::SessionStart> Session::PrepareCommand(const v1::ExecRequest& reques
   ScopedFsIdentity as(identity_.uid, identity_.gid);
   DSEC_TRY_VOID(os::CreateFile(dir_.get(), "cmd", ScriptOf(request), 0600));
   Exec::SessionStart start;
-  DSEC_TRY(os::UniqueFd out, MakeFifo("o"));
-  DSEC_TRY(start.out, os::OpenAt(dir_.get(), "o", O_RDONLY | O_NONBLOCK | O_NOFOLLOW));
+  // Opened before any writer: a reader that has seen none is not told of an end (fifo_open and
+  // pipe_poll in fs/pipe.c), and the shell may be slow to come.
+  DSEC_TRY(start.out, MakeFifo("o", O_RDONLY));
   if (!request.merged()) {
-    DSEC_TRY(os::UniqueFd err, MakeFifo("e"));
-    DSEC_TRY(start.err, os::OpenAt(dir_.get(), "e", O_RDONLY | O_NONBLOCK | O_NOFOLLOW));
+    DSEC_TRY(start.err, MakeFifo("e", O_RDONLY));
   }
   bool input = request.stdin_open() || !request.stdin().empty();
   os::UniqueFd hold;
   if (request.stdin_open()) {
-    DSEC_TRY(start.in, MakeFifo("i"));
+    DSEC_TRY(start.in, MakeFifo("i", O_RDWR));
     DSEC_TRY(hold, os::OpenAt(dir_.get(), "i", O_RDWR | O_NONBLOCK | O_NOFOLLOW));
   } else if (input) {
     DSEC_TRY_VOID(os::CreateFile(dir_.get(), "i", request.stdin(), 0600));

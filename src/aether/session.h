@@ -104,7 +104,7 @@ class Session {
   void KillShell(std::string note);
   void RemoveCommandFiles();
   void CheckClosed();
-  Result<os::UniqueFd> MakeFifo(const char* name);
+  Result<os::UniqueFd> MakeFifo(const char* name, int mode);
   void DropDirectory();
 
   ExecContext& context_;

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -117,6 +118,10 @@ class ShimInterop : public testing::Test {
     listening_ = true;
 
     std::ofstream(bundle_ + "/config.json") << "{}";  // read for its annotations at the start
+    // What the shim logs to; it ends when nobody reads.
+    ASSERT_EQ(mkfifo((bundle_ + "/log").c_str(), 0600), 0);
+    log_ = open((bundle_ + "/log").c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    ASSERT_GE(log_, 0);
     const auto before = std::filesystem::current_path();
     std::filesystem::current_path(bundle_);
     std::string address =
@@ -145,6 +150,7 @@ class ShimInterop : public testing::Test {
     if (listening_) (void)BlockOn(shards_.at(0), Stop(server_));
     shards_.Stop();
     channel_.reset();
+    if (log_ >= 0) close(log_);
     std::error_code ignored;
     if (!bundle_.empty()) std::filesystem::remove_all(bundle_, ignored);
     if (!socket_path_.empty()) std::filesystem::remove(socket_path_, ignored);
@@ -223,6 +229,7 @@ class ShimInterop : public testing::Test {
   std::string id_;
   std::string socket_path_;
   pid_t shim_pid_ = -1;
+  int log_ = -1;
   bool had_containerd_ = true;
   bool listening_ = false;
   Events events_;

@@ -209,7 +209,7 @@ TEST_F(Exec, Limits_OfPlanAndOfExec) {
   ASSERT_NE(Launched(plan), nullptr);
   ExecSpec spec = Guest({"ids"});
   auto own = sandbox_->Exec(spec);
-  EXPECT_THAT(own->out, HasSubstr("core 0 files 1000\n"));
+  EXPECT_THAT(own->out, HasSubstr("core 1 files 1000\n"));
   EXPECT_THAT(own->out, HasSubstr("cores 1\n"));
   spec.rlimits = {{RLIMIT_NOFILE, 0, 64, 64}};
   EXPECT_THAT(sandbox_->Exec(spec)->out, HasSubstr("files 64\n"));
