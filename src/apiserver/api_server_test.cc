@@ -151,7 +151,7 @@ std::pair<std::string, std::string> RequestOf(const std::string& route) {
 TEST_F(ApiServerTest, Key_MissingOrWrongIs401BeforeAnythingElse) {
   Strings routes = RouteNames();
   routes.insert(routes.end(), {"GET /v1/nothing", "PATCH /v1/sandboxes", "GET /"});
-  const std::pair<http::Headers, std::string> kCases[] = {
+  const std::pair<http::Headers, std::string> cases[] = {
       {{}, "auth.missing"},
       {{{"Authorization", "Bearer "}}, "auth.missing"},
       {{{"Authorization", "Basic " + kKey}}, "auth.missing"},
@@ -162,7 +162,7 @@ TEST_F(ApiServerTest, Key_MissingOrWrongIs401BeforeAnythingElse) {
   for (const std::string& route : routes) {
     const auto [method, path] = RequestOf(route);
     if (path == "/healthz") continue;
-    for (const auto& [headers, reason] : kCases) {
+    for (const auto& [headers, reason] : cases) {
       const Answer answer = Ask(method, path + "?bad=%zz", method == "GET" ? "" : "{", headers);
       EXPECT_EQ(answer.status, 401) << route;
       EXPECT_EQ(answer.Reason(), reason) << route;
@@ -236,7 +236,7 @@ TEST_F(ApiServerTest, ErrorReply_HasTheFixedMembersAndTheCallersRequestId) {
 // What each kind of request refuses is the business of json_in_test.cc; this is that every route
 // reads its body with the one meant for it, and before it looks for the sandbox.
 TEST_F(ApiServerTest, BadBody_Is400WithTheFieldNamed) {
-  const std::tuple<const char*, const char*, const char*, const char*> kCases[] = {
+  const std::tuple<const char*, const char*, const char*, const char*> cases[] = {
       {"/v1/sandboxes", R"({"request_id":"r","base":"b","ttl_ms":1.5})", "wrong_type", "ttl_ms"},
       {"/v1/sandboxes", R"({"request_id":"r","base":"b"]})", "malformed", ""},
       {"/v1/sandboxes:batch", R"({"request_id":"r","count":0})", "out_of_range", "count"},
@@ -253,7 +253,7 @@ TEST_F(ApiServerTest, BadBody_Is400WithTheFieldNamed) {
       {"/files/move", R"({"from":"/a"})", "missing", "to"},
       {"/files/chmod", R"({"path":"/a"})", "missing", "mode"},
   };
-  for (const auto& [path, body, reason, field] : kCases) {
+  for (const auto& [path, body, reason, field] : cases) {
     const std::string target = std::string_view(path).starts_with("/v1") ? path : kNobody + path;
     ExpectRefused("POST", target, body, std::string("request.") + reason, field);
   }
@@ -266,7 +266,7 @@ TEST_F(ApiServerTest, BadBody_Is400WithTheFieldNamed) {
 }
 
 TEST_F(ApiServerTest, BadQuery_Is400WithTheParameterNamed) {
-  const std::tuple<const char*, const char*, const char*, const char*> kCases[] = {
+  const std::tuple<const char*, const char*, const char*, const char*> cases[] = {
       {"GET /v1/sandboxes", "page_size=0", "out_of_range", "page_size"},
       {"GET /v1/sandboxes", "page_size=1001", "out_of_range", "page_size"},
       {"GET /v1/sandboxes", "page_size=99999999999999999999", "out_of_range", "page_size"},
@@ -290,7 +290,7 @@ TEST_F(ApiServerTest, BadQuery_Is400WithTheParameterNamed) {
       {"POST /exec/o/stdin", "", "missing", "offset"},
       {"GET /exec/o/stream", "stdout_offset=x", "wrong_type", "stdout_offset"},
   };
-  for (const auto& [route, query, reason, field] : kCases) {
+  for (const auto& [route, query, reason, field] : cases) {
     const auto [method, path] = RequestOf(route);
     const std::string target = (path.starts_with("/v1") ? path : kNobody + path) + "?" + query;
     ExpectRefused(method, target, "", std::string("request.") + reason, field);
@@ -459,13 +459,13 @@ TEST_F(ApiServerTest, Stop_EndsStreamsWithAnErrorRecord) {
   const std::string id = MakeSandbox("r1");
   const http::Headers key = {{"X-API-Key", kKey}};
   const json exec = {{"op_id", "op"}, {"argv", {"sleep"}}};
-  const http::ClientRequest kStreams[] = {
+  const http::ClientRequest requests[] = {
       {"GET", "/v1/events?follow=true", key},
       {"GET", "/v1/sandboxes/" + id + "/events?follow=true", key},
       {"POST", "/v1/sandboxes/" + id + "/exec", key, exec.dump()}};
   std::vector<std::unique_ptr<http::BlockingClient>> clients;
   std::vector<std::unique_ptr<http::BlockingClient::Stream>> streams;
-  for (const http::ClientRequest& request : kStreams) {
+  for (const http::ClientRequest& request : requests) {
     clients.push_back(http::BlockingClient::Create({.endpoint = server_->addresses()[0]}).value());
     streams.push_back(clients.back()->Open(request, kTime).value());
     ASSERT_TRUE(streams.back()->ReadLine(kTime).value().has_value());

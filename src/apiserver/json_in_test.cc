@@ -257,11 +257,11 @@ TEST(JsonIn, Create_KeepsEveryFieldAndTakesNullAsMissing) {
 }
 
 TEST(JsonIn, BatchItems_WaitForRoomUnlessToldOtherwise) {
-  const char* kBody =
+  const char* pattern =
       R"({{"request_id":"r","count":2,"sandbox":{{"base":"b","timeout_ms":7000{}}}}})";
-  EXPECT_EQ(ReadBatch(fmt::format(fmt::runtime(kBody), ""))->item.request.capacity_wait_ms(),
+  EXPECT_EQ(ReadBatch(fmt::format(fmt::runtime(pattern), ""))->item.request.capacity_wait_ms(),
             7000u);
-  EXPECT_EQ(ReadBatch(fmt::format(fmt::runtime(kBody), R"(,"capacity_wait_ms":0)"))
+  EXPECT_EQ(ReadBatch(fmt::format(fmt::runtime(pattern), R"(,"capacity_wait_ms":0)"))
                 ->item.request.capacity_wait_ms(),
             0u);
 }

@@ -2,6 +2,7 @@
 """Drives every route of api/openapi.yaml against a real node. Each request body and reply is held against its schema, and
 every parameter and field of a request that the description names must have been sent and accepted."""
 
+import base64
 import contextlib
 import functools
 import http.client
@@ -182,9 +183,11 @@ class Api:
         return self.call("CreateSandbox", body=body, status=201)
 
     def started(self, box, *argv, **fields):
-        """A detached command; its op_id."""
+        """A detached command that has its process; its op_id."""
         body = {"argv": list(argv), "detached": True, **fields}
-        return self.call("Exec", id=box["id"], body=body, status=202)["op_id"]
+        op = self.call("Exec", id=box["id"], body=body, status=202)["op_id"]
+        support.wait_until(lambda: self.call("GetExec", id=box["id"], op=op)["pid"] > 0, 10, "it starts")
+        return op
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +459,8 @@ def drive_write_stdin(api, box):
     assert write(offset=9, body=b"x", status=409)["error"]["reason"] == "exec.stdin_gap"
     assert write(offset=1, eof="true", body=b"bcd")["accepted"] == 4
     records = api.call("AttachExec", id=box["id"], op=op)
-    assert sum(len(r["data_b64"]) for r in records if r["type"] == "stdout") >= 8 and records[-1]["stdout"]["total"] == 4
+    output = b"".join(base64.b64decode(r["data_b64"]) for r in records if r["type"] == "stdout")
+    assert output == b"abcd" and records[-1]["stdout"]["total"] == 4
 
 
 @drives
@@ -469,10 +473,12 @@ def drive_signal_exec(api, box):
 
 @drives
 def drive_resize_exec(api, box):
-    op = api.started(box, "sh", "-c", "read x; stty size", tty={"rows": 10, "cols": 10})
+    op = api.started(box, "sh", "-c", "read x; stty size", tty={"rows": 10, "cols": 10}, stdin_open=True)
     api.call("ResizeExec", id=box["id"], op=op, body={"rows": 33, "cols": 44}, status=204)
     api.call("WriteStdin", id=box["id"], op=op, offset=0, body=b"\n")
-    assert api.call("AttachExec", id=box["id"], op=op)[-1]["result"]["exit_code"] == 0
+    records = api.call("AttachExec", id=box["id"], op=op)
+    output = b"".join(base64.b64decode(r["data_b64"]) for r in records if r["type"] == "stdout")
+    assert records[-1]["result"]["exit_code"] == 0 and b"33 44" in output
 
 
 @drives
