@@ -64,19 +64,3 @@ def shared(node):
     with node.client() as client:
         with support.sandbox(client, pids_limit=512) as made:
             yield made
-
-
-# Tests that fail today, with what is known about why. They run, and stand in the list of skips with these words.
-KNOWN_FAILURES = {
-    "test_case_005_client_dies_while_attached": "the rule on_disconnect=keep or the grace is not kept as specified",
-    "test_case_057_child_is_the_victim_and_the_command_goes_on": "group_kill has no effect on cgroup v1 when the main process survives",
-    "test_shell_is_a_real_terminal": "input sent before the command is known was lost; the fix has not been run",
-}
-
-
-def pytest_collection_modifyitems(items):
-    """Marks known failures; one that passes is reported, not hidden."""
-    for item in items:
-        reason = KNOWN_FAILURES.get(item.name.split("[")[0])
-        if reason:
-            item.add_marker(pytest.mark.xfail(reason=f"known failure: {reason}", strict=False))

@@ -340,6 +340,7 @@ Result<v1::Empty> Move(int root, const v1::MoveRequest& request) {
   DSEC_TRY_VOID(CheckFilePath(request.to(), "to"));
   DSEC_TRY(Place from, FindPlace(root, request.from()));
   DSEC_TRY(Place to, FindPlace(root, request.to()));
+  ScopedFsIdentity as(0, 0);  // see NewFile::Publish
   unsigned flags = request.overwrite() ? 0 : RENAME_NOREPLACE;
   auto rename = [&](int dirfd, const std::string& name) {
     return ::renameat2(dirfd, name.c_str(), to.directory.get(), to.name.c_str(), flags) == 0;

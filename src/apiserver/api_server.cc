@@ -133,10 +133,11 @@ Task<void> Call::Failed(Error error) {
     auto id = ParseSandboxId(params[0]);
     if (id.ok()) {
       auto view = co_await edge().Get(*id, Usual());
-      if (view.ok() && view->record().has_termination()) {
+      if (view.ok() && (view->record().has_termination() || view->record().has_stop())) {
+        const v1::SandboxRecord& record = view->record();
         details = "\"termination\":";
         http::JsonWriter json(details);
-        WriteTermination(json, view->record().termination());
+        WriteTermination(json, record.has_termination() ? record.termination() : record.stop());
       }
     }
   }

@@ -224,9 +224,9 @@ void WriteSandbox(JsonWriter& json, const v1::SandboxRecord& record, int64_t exe
   } else {
     json.Null();
   }
-  if (!ended && record.has_termination()) {
+  if (!ended && record.has_stop()) {
     json.Key("stopping");
-    WriteTermination(json, record.termination());
+    WriteTermination(json, record.stop());
   }
   if (!record.stuck().empty()) json.Field("stuck", record.stuck());
   if (record.claim_until_unix_ms() != 0)

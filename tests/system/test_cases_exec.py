@@ -82,14 +82,16 @@ sys.path.insert(0, {sdk!r})
 from libdsec.sync import DSecClient
 box = DSecClient({url!r}, {key!r}).open().get({box!r})
 print("go", flush=True)
-box.run_shell("echo up > /tmp/up-{mark}; sleep 4; touch /tmp/a-{mark}", on_disconnect={rule!r}, op_id="case5-{mark}")
+box.run_shell("echo up > /tmp/up-{mark}; sleep {seconds}; touch /tmp/a-{mark}", on_disconnect={rule!r}, op_id="case5-{mark}")
 """
 
 
 def test_case_005_client_dies_while_attached(node, shared):
     detached = shared.start(script="sleep 4; touch /tmp/b")
-    for mark, rule in (("kill", "kill"), ("keep", "keep")):
-        code = CLIENT.format(sdk=str(ROOT / "sdk" / "python"), url=node.url, key=node.key, box=shared.id, mark=mark, rule=rule)
+    # The disconnect grace is 5 s: the one would outlive the test, the other outlives the grace.
+    for mark, rule, seconds in (("kill", "kill", 60), ("keep", "keep", 7)):
+        code = CLIENT.format(sdk=str(ROOT / "sdk" / "python"), url=node.url, key=node.key, box=shared.id, mark=mark, rule=rule,
+                             seconds=seconds)
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         wait_until(lambda: shared.files.exists(f"/tmp/up-{mark}"), 10, "the attached command runs")
         child.kill()
@@ -198,7 +200,7 @@ HOSTILE_SETTINGS = [
 def test_case_013_completion_and_exit_code_are_out_of_band(shared, setting):
     session = shared.session("hostile")
     session.run(setting)
-    assert session.run("(exit 5)", timeout=10).end == Exited(5)
+    assert session.run("sh -c 'command exit 5'", timeout=10).end == Exited(5)
     assert session.run("command cat /etc/hostname >/dev/null; false", timeout=10).end == Exited(1)
     data = session.run("head -c 1048576 /dev/urandom", timeout=10)
     assert data.end == Exited(0) and data.stdout_total == 1048576

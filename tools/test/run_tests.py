@@ -116,6 +116,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     wanted = [label for label in arguments.only.split(",") if label]
+    arguments.build = arguments.build.resolve()
     results = arguments.build / "test-results"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
