@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -125,7 +126,7 @@ def test_case_092_reconciler_removes_what_nobody_owns(node):
     for hierarchy in ("memory", "pids", "unified"):
         orphan = f"/sys/fs/cgroup/{hierarchy}/dsec-{node.node_id}/s4000-9999"
         if os.path.isdir(os.path.dirname(orphan)):
-            os.makedirs(orphan + "/code")
+            os.makedirs(orphan + ("/code" if hierarchy == "unified" else ""))
     other = "/sys/fs/cgroup/memory/dsec-someoneelse"
     os.makedirs(other, exist_ok=True)
     try:
@@ -144,8 +145,9 @@ def test_second_daemon_on_the_same_state_is_refused(node):
         assert client.node()["node_id"] == node.node_id
 
 
-def test_purge_leaves_the_host_as_it_was(layers, tmp_path):
-    node = support.Node(tmp_path, layers, "purgetest").start()
+def test_purge_leaves_the_host_as_it_was(layers):
+    folder = tempfile.mkdtemp(prefix="dsec-test-")
+    node = support.Node(folder, layers, "purgetest").start()
     with node.client() as client:
         for _ in range(5):
             client.run_container(args(memory_limit_mb=64)).start(["sleep", "1000"])
@@ -153,3 +155,4 @@ def test_purge_leaves_the_host_as_it_was(layers, tmp_path):
     done = node.purge()
     assert done.returncode == 0, done.stderr
     assert support.host_things("purgetest") == []
+    support.remove_tree(folder)
