@@ -127,7 +127,7 @@ Task<void> Call::NoContent() {
   co_return done;
 }
 
-Task<void> Call::Failed(Error error) {
+Task<void> Call::Failed(Error error, std::string allow) {
   std::string details;
   if (error.code() == Code::kGone && !params.empty()) {
     auto id = ParseSandboxId(params[0]);
@@ -146,6 +146,7 @@ Task<void> Call::Failed(Error error) {
     headers.emplace_back("Retry-After",
                          std::to_string(std::max<int64_t>(1, edge::RetryAfter(error).count())));
   }
+  if (!allow.empty()) headers.emplace_back("Allow", std::move(allow));
   auto done = co_await exchange.Reply(http::StatusOf(error), headers,
                                       http::ErrorBody(error, exchange.request_id(), details));
   co_return done;
@@ -159,6 +160,11 @@ std::string Call::ErrorRecord(const Error& error, std::string_view extra) {
   http::WriteError(json, error, exchange.request_id());
   out += "}\n";
   return out;
+}
+
+Error Call::Stopping() {
+  return Error(Code::kUnavailable, "apiserver.stopping",
+               "the daemon is stopping; go on from where this reply ends");
 }
 
 struct ApiServer::Impl {
@@ -215,7 +221,11 @@ struct ApiServer::Impl {
       }
       // A reply that has begun cannot turn into an error: returning here cuts it, which tells the
       // client.
-      if (!exchange.begun()) (void)co_await call.Failed(std::move(result).error());
+      if (!exchange.begun()) {
+        std::string allow;
+        if (result.error().reason() == "request.method") allow = router.Allowed(target->path);
+        (void)co_await call.Failed(std::move(result).error(), std::move(allow));
+      }
     }
     Count(route, status,
           std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());

@@ -19,8 +19,9 @@
 
 namespace dsec::apiserver {
 
-constexpr uint64_t kMaxJsonBody = 8 << 20;
-constexpr size_t kChunk = size_t{1} << 20;  // of files, archives and output
+constexpr uint64_t kMaxJsonBody = 1 << 20;
+constexpr uint64_t kMaxExecBody = 16 << 20;  // script and stdin are in it
+constexpr size_t kChunk = size_t{1} << 20;   // of files, archives and output
 
 // Results of attached execs are acknowledged some time after their exit record was sent, so that a
 // client whose connection broke at the last moment can attach again. Thread-safe.
@@ -71,10 +72,13 @@ class Call {
 
   runtime::Task<void> Json(int status, std::string body);
   runtime::Task<void> NoContent();
-  // Error reply; adds the termination of an ended sandbox to the details.
-  runtime::Task<void> Failed(Error error);
-  // The "error" member of a record of a stream.
+  // Error reply; adds the termination of an ended sandbox to the details. `allow`: the methods of
+  // the path when it is the method that is wrong.
+  runtime::Task<void> Failed(Error error, std::string allow = {});
+  // A record of a stream with an "error" member, and `extra` members before it.
   std::string ErrorRecord(const Error& error, std::string_view extra = {});
+  // What a wait under way ends with when the daemon stops.
+  static Error Stopping();
 };
 
 using Handler = runtime::Task<void> (*)(Call& call);

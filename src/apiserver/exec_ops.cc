@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exec, streams of output, stdin, signals, sessions.
-#include <boost/asio/experimental/awaitable_operators.hpp>
-
 #include "apiserver/call.h"
 #include "apiserver/json_out.h"
+#include "apiserver/or_leave.h"
 #include "base/id.h"
 
 namespace dsec::apiserver::exec_ops {
@@ -27,16 +26,8 @@ constexpr uint64_t kMaxStdinBody = 16 << 20;
 // A poll that ends at once when the client goes or the server stops; then nullopt.
 Task<std::optional<v1::ExecReply>> PollOrLeave(Call& call, SandboxId id, v1::PollRequest request,
                                                edge::Attachment* follower) {
-  using boost::asio::experimental::awaitable_operators::operator||;
-  using Reply = std::optional<v1::ExecReply>;
   const Deadline deadline = Deadline::After(milliseconds(request.wait_ms()) + seconds(30));
-  auto poll = call.edge().Poll(std::move(id), std::move(request), follower, deadline);
-  auto left = call.exchange.attention().Wait(Deadline::Never());
-  auto first = co_await (std::move(poll) || std::move(left));
-  if (first.index() == 1) co_return Reply();
-  auto& polled = std::get<0>(first);
-  if (!polled.ok()) co_return std::move(polled).error();
-  co_return Reply(std::move(*polled));
+  return OrLeave(call, call.edge().Poll(std::move(id), std::move(request), follower, deadline));
 }
 
 v1::PollRequest NextPoll(const v1::ExecReply& reply) {
@@ -76,9 +67,7 @@ Task<void> Follow(Call& call, const SandboxId& id, v1::ExecReply reply, std::str
     }
     if (!next->has_value()) {
       if (call.exchange.stopping() && !call.exchange.Gone()) {
-        const Error stopping(Code::kUnavailable, "edge.stopping",
-                             "the daemon is stopping; attach again");
-        auto done = co_await call.exchange.WriteLast(call.ErrorRecord(stopping));
+        auto done = co_await call.exchange.WriteLast(call.ErrorRecord(Call::Stopping()));
         co_return done;
       }
       co_return Ok();
@@ -130,7 +119,10 @@ Task<void> Whole(Call& call, const SandboxId& id, v1::ExecReply reply, edge::Att
     }
     auto next = co_await PollOrLeave(call, id, NextPoll(reply), &follower);
     if (!next.ok()) co_return std::move(next).error();
-    if (!next->has_value()) co_return Error(Code::kCancelled, "client.gone", "the client has gone");
+    if (!next->has_value()) {
+      if (!call.exchange.Gone()) co_return Call::Stopping();
+      co_return Error(Code::kCancelled, "client.gone", "the client has gone");
+    }
     reply = std::move(**next);
   }
   std::string body;
@@ -165,7 +157,7 @@ Task<v1::ListExecsReply> Execs(Call& call) {
 Task<void> Exec(Call& call) {
   DSEC_CO_TRY(const SandboxId id, call.Sandbox());
   DSEC_CO_TRY_VOID(call.query.Finish());
-  auto text = co_await call.exchange.ReadAll(3 * kMaxJsonBody);
+  auto text = co_await call.exchange.ReadAll(kMaxExecBody);
   if (!text.ok()) co_return std::move(text).error();
   DSEC_CO_TRY(ExecBody body, ReadExec(*text));
   text = std::string();
@@ -301,11 +293,8 @@ Task<void> GetExec(Call& call) {
 Task<void> Stdin(Call& call) {
   DSEC_CO_TRY(const SandboxId id, call.Sandbox());
   DSEC_CO_TRY(const std::string op, call.Op());
-  if (!call.query.Has("offset")) {
-    co_return Error(Code::kInvalidArgument, "request.parameter", "offset: is required")
-        .WithField("offset");
-  }
-  uint64_t offset = call.query.Number("offset", 0);
+  if (!call.query.Has("offset")) (void)call.query.Text("offset", true);
+  const uint64_t offset = call.query.Number("offset", 0);
   const bool eof = call.query.Flag("eof", false);
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto data = co_await call.exchange.ReadAll(kMaxStdinBody);

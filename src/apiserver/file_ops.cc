@@ -3,7 +3,9 @@
 // size.
 #include "apiserver/call.h"
 #include "apiserver/json_out.h"
+#include "apiserver/or_leave.h"
 #include "base/id.h"
+#include "http/error_body.h"
 
 namespace dsec::apiserver::file_ops {
 namespace {
@@ -78,8 +80,8 @@ Task<void> Read(Call& call) {
                         fmt::format("the range lies past the {} bytes of the file", size));
       const http::Headers refused = {{"Content-Range", fmt::format("bytes */{}", size)},
                                      {"Content-Type", std::string(kJsonType)}};
-      std::string record = call.ErrorRecord(error);
-      auto done = co_await call.exchange.Reply(416, refused, record);
+      auto done = co_await call.exchange.Reply(416, refused,
+                                               http::ErrorBody(error, call.exchange.request_id()));
       co_return done;
     }
     slice = *resolved;
@@ -121,12 +123,13 @@ Task<void> Write(Call& call) {
   first.set_path(call.query.Text("path", true));
   first.set_user(call.query.Text("user"));
   first.set_parents(call.query.Flag("parents", true));
-  if (call.query.Has("mode")) {
-    const std::string mode = call.query.Text("mode");
+  const bool has_mode = call.query.Has("mode");
+  const std::string mode = call.query.Text("mode");
+  DSEC_CO_TRY_VOID(call.query.Finish());
+  if (has_mode) {
     DSEC_CO_TRY(const uint32_t parsed, ParseMode(mode, "mode"));
     first.set_mode(parsed);
   }
-  DSEC_CO_TRY_VOID(call.query.Finish());
   const std::string transfer = first.transfer_id();
   v1::WriteRequest request = std::move(first);
   uint64_t offset = 0;
@@ -255,11 +258,13 @@ Task<void> Watch(Call& call) {
     next.set_watch_id(watch);
     next.set_after_seq(reply->next_seq() == 0 ? 0 : reply->next_seq() - 1);
     next.set_wait_ms(kWatchWaitMs);
-    reply = co_await call.edge().Watch(id, std::move(next), Call::Usual());
-    if (!reply.ok()) {
-      auto done = co_await call.exchange.WriteLast(call.ErrorRecord(reply.error()));
+    auto more = co_await OrLeave(call, call.edge().Watch(id, std::move(next), Call::Usual()));
+    if (!more.ok()) {
+      auto done = co_await call.exchange.WriteLast(call.ErrorRecord(more.error()));
       co_return done;
     }
+    if (!more->has_value()) break;
+    reply = std::move(**more);
     std::string lines;
     for (const v1::WatchEvent& event : reply->events()) {
       JsonWriter json(lines);
@@ -277,7 +282,8 @@ Task<void> Watch(Call& call) {
   close.set_close(true);
   (void)co_await call.edge().Watch(id, std::move(close), Call::Usual());
   if (!status.ok()) co_return std::move(status).error();
-  auto done = co_await call.exchange.End();
+  if (call.exchange.Gone()) co_return Ok();
+  auto done = co_await call.exchange.WriteLast(call.ErrorRecord(Call::Stopping()));
   co_return done;
 }
 

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <csignal>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/id.h"
 #include "http/base64.h"
@@ -48,17 +50,55 @@ bool TooDeep(std::string_view text) {
   return false;
 }
 
+// Finds a key that one object has twice: which of the values counts would be the parser's choice.
+class KeyCheck {
+ public:
+  void See(json::parse_event_t event, const json& parsed) {
+    if (event == json::parse_event_t::object_start) {
+      open_.emplace_back();
+    } else if (event == json::parse_event_t::object_end) {
+      open_.pop_back();
+    } else if (event == json::parse_event_t::key) {
+      open_.back().key = parsed.get_ref<const std::string&>();
+      if (!open_.back().seen.insert(open_.back().key).second && !twice_) twice_ = Path();
+    }
+  }
+  const std::optional<std::string>& twice() const { return twice_; }
+
+ private:
+  struct Open {
+    std::set<std::string> seen;
+    std::string key;  // the last one
+  };
+  std::string Path() const {
+    std::string path;
+    for (const Open& object : open_) path += (path.empty() ? "" : ".") + object.key;
+    return path;
+  }
+  std::vector<Open> open_;  // from the outermost object inwards
+  std::optional<std::string> twice_;
+};
+
+// An empty text is {}.
 Result<json> ParseObject(std::string_view text) {
+  if (text.empty()) return json::object();
   if (TooDeep(text)) {
-    return Error(Code::kInvalidArgument, "request.json",
+    return Error(Code::kInvalidArgument, "request.malformed",
                  fmt::format("the body nests deeper than {} levels", kMaxDepth));
   }
-  json value = json::parse(text, nullptr, false);
+  KeyCheck keys;
+  const json::parser_callback_t see = [&](int, json::parse_event_t event, json& parsed) {
+    keys.See(event, parsed);
+    return true;
+  };
+  json value = json::parse(text, see, false);
   if (value.is_discarded()) {
-    return Error(Code::kInvalidArgument, "request.json", "the body is not valid JSON in UTF-8");
+    return Error(Code::kInvalidArgument, "request.malformed",
+                 "the body is not valid JSON in UTF-8");
   }
   if (!value.is_object())
-    return Error(Code::kInvalidArgument, "request.json", "the body must be a JSON object");
+    return Error(Code::kInvalidArgument, "request.malformed", "the body must be a JSON object");
+  if (keys.twice()) return Bad("request.duplicate", *keys.twice(), "is there twice");
   return value;
 }
 
@@ -68,7 +108,8 @@ class Members {
   Members(const json& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
 
   std::string Name(std::string_view key) const { return prefix_ + std::string(key); }
-  void Fail(std::string_view key, std::string_view rule, std::string_view reason = "request.type") {
+  void Fail(std::string_view key, std::string_view rule,
+            std::string_view reason = "request.wrong_type") {
     if (status_.ok()) status_ = Bad(reason, Name(key), rule);
   }
   void Take(Result<void> other) {
@@ -94,12 +135,14 @@ class Members {
   bool Number(std::string_view key, uint64_t* out, uint64_t min = 0, uint64_t max = kMaxInteger) {
     const json* value = Get(key);
     if (value == nullptr) return false;
-    if (!value->is_number_integer()) return Fail(key, "must be an integer"), false;
-    if (!value->is_number_unsigned())
-      return Fail(key, "must not be negative", "request.range"), false;
-    const auto number = value->get<uint64_t>();
-    if (number < min || number > max) {
-      return Fail(key, fmt::format("must be from {} to {}", min, max), "request.range"), false;
+    // The parser makes a float of an integer that fits no 64 bits.
+    const bool huge = value->is_number_float() &&
+                      std::abs(value->get<double>()) > static_cast<double>(kMaxInteger);
+    if (!value->is_number_integer() && !huge) return Fail(key, "must be an integer"), false;
+    const uint64_t number = value->is_number_unsigned() ? value->get<uint64_t>() : 0;
+    if (!value->is_number_unsigned() || number < min || number > max) {
+      return Fail(key, fmt::format("must be from {} to {}", min, max), "request.out_of_range"),
+             false;
     }
     *out = number;
     return true;
@@ -116,9 +159,9 @@ class Members {
     const bool plain = Text(key, out);
     std::string encoded;
     if (Text(twin, &encoded)) {
-      if (plain) return Fail(twin, "is there beside its twin", "request.twice"), false;
+      if (plain) return Fail(twin, "is there beside its twin", "request.contradiction"), false;
       auto decoded = http::DecodeBase64(encoded);
-      if (!decoded) return Fail(twin, "is not base64", "request.base64"), false;
+      if (!decoded) return Fail(twin, "is not base64", "request.invalid"), false;
       *out = std::move(*decoded);
       return true;
     }
@@ -132,7 +175,7 @@ class Members {
     const json* plain = Get(key);
     const json* encoded = twin_allowed ? Get(twin) : nullptr;
     if (plain != nullptr && encoded != nullptr)
-      return Fail(twin, "is there beside its twin", "request.twice"), false;
+      return Fail(twin, "is there beside its twin", "request.contradiction"), false;
     const json* value = plain != nullptr ? plain : encoded;
     if (value == nullptr) return false;
     const std::string name = plain != nullptr ? std::string(key) : twin;
@@ -144,7 +187,7 @@ class Members {
       if (encoded != nullptr) {
         auto decoded = http::DecodeBase64(text);
         if (!decoded)
-          return Fail(fmt::format("{}[{}]", name, i), "is not base64", "request.base64"), false;
+          return Fail(fmt::format("{}[{}]", name, i), "is not base64", "request.invalid"), false;
         text = std::move(*decoded);
       }
       add(std::move(text));
@@ -164,7 +207,7 @@ class Members {
       if (base64) {
         auto decoded = http::DecodeBase64(text);
         if (!decoded)
-          return Fail(fmt::format("{}.{}", key, name), "is not base64", "request.base64"), false;
+          return Fail(fmt::format("{}.{}", key, name), "is not base64", "request.invalid"), false;
         text = std::move(*decoded);
       }
       add(name, std::move(text));
@@ -201,7 +244,8 @@ void ReadEnv(Members& members, google::protobuf::RepeatedPtrField<v1::KeyValue>*
   for (const auto& [key, base64] : {std::pair{"env", false}, std::pair{"env_b64", true}}) {
     members.Map(key, base64, [&](const std::string& name, std::string value) {
       if (!seen.insert(name).second)
-        members.Fail(fmt::format("{}.{}", key, name), "is there twice", "request.twice");
+        members.Fail(fmt::format("{}.{}", key, name), "is there beside its twin",
+                     "request.contradiction");
       v1::KeyValue* pair = out->Add();
       pair->set_key(name);
       pair->set_value(std::move(value));
@@ -245,7 +289,7 @@ void ReadSandboxFields(Members& members, CreateBody& out) {
     } else if (backend == "fullvm") {
       spec.set_backend(v1::BACKEND_FULLVM);
     } else if (backend != "container") {
-      members.Fail("backend", "must be container, fncall, microvm or fullvm", "request.value");
+      members.Fail("backend", "must be container, fncall, microvm or fullvm", "request.invalid");
     }
   }
   ReadLimits(members, spec.mutable_limits());
@@ -288,7 +332,7 @@ void ReadRequestId(Members& members, std::string* out, size_t max) {
   if (!id.ok()) return members.Take(std::move(id).error());
   if (out->size() > max)
     members.Fail("request_id", fmt::format("must have at most {} characters", max),
-                 "request.range");
+                 "request.out_of_range");
 }
 
 struct SignalName {
@@ -352,8 +396,10 @@ Result<ExecBody> ReadExec(std::string_view body) {
   std::string text;
   const bool script = members.Bytes("script", &text);
   if (script) request.set_script(std::move(text));
-  if (argv == script) members.Fail("argv", "give either argv or script", "request.value");
-  if (argv && request.argv().empty()) members.Fail("argv", "must have a program", "request.value");
+  if (argv && script) members.Fail("script", "is there beside argv", "request.contradiction");
+  if (!argv && !script) members.Fail("argv", "give either argv or script", "request.missing");
+  if (argv && request.argv().empty())
+    members.Fail("argv", "must have a program", "request.invalid");
   members.Bytes("cwd", request.mutable_cwd());
   ReadEnv(members, request.mutable_env());
   members.Text("user", request.mutable_user());
@@ -390,7 +436,7 @@ Result<ExecBody> ReadExec(std::string_view body) {
   std::string rule;
   if (members.Text("on_disconnect", &rule)) {
     if (rule != "kill" && rule != "keep")
-      members.Fail("on_disconnect", "must be kill or keep", "request.value");
+      members.Fail("on_disconnect", "must be kill or keep", "request.invalid");
     out.keep_on_disconnect = rule == "keep";
   }
   members.Flag("stream", &out.stream);
@@ -407,11 +453,12 @@ Result<DeleteManyBody> ReadDeleteMany(std::string_view body) {
   const bool labels = members.Map("labels", false, [&](const std::string& key, std::string value) {
     out.labels.emplace_back(key, std::move(value));
   });
-  if (ids == labels || (out.ids.empty() && out.labels.empty())) {
-    members.Fail("ids", "give either ids or labels, not empty", "request.value");
-  }
+  if (ids && labels) members.Fail("labels", "is there beside ids", "request.contradiction");
+  if (!ids && !labels) members.Fail("ids", "give either ids or labels", "request.missing");
+  if (ids && out.ids.empty()) members.Fail("ids", "must not be empty", "request.invalid");
+  if (labels && out.labels.empty()) members.Fail("labels", "must not be empty", "request.invalid");
   if (out.ids.size() > 10'000)
-    members.Fail("ids", "must have at most 10000 items", "request.range");
+    members.Fail("ids", "must have at most 10000 items", "request.out_of_range");
   members.Number("grace_ms", &out.grace_ms, 0, kMaxGraceMs);
   DSEC_TRY_VOID(members.Finish());
   return out;
@@ -474,7 +521,6 @@ Result<v1::Tty> ReadTerminalSize(std::string_view body) {
 
 Result<uint64_t> ReadCancel(std::string_view body) {
   uint64_t grace = 0;
-  if (body.empty()) return grace;
   DSEC_TRY(const json object, ParseObject(body));
   Members members(object, "");
   members.Number("grace_ms", &grace, 0, kMaxGraceMs);
@@ -483,7 +529,6 @@ Result<uint64_t> ReadCancel(std::string_view body) {
 }
 
 Result<void> ReadEmpty(std::string_view body) {
-  if (body.empty()) return {};
   DSEC_TRY(const json object, ParseObject(body));
   return Members(object, "").Finish();
 }
@@ -550,7 +595,7 @@ Result<uint32_t> ParseMode(std::string_view text, std::string_view field) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mode, 8);
   if (text.size() < 2 || text.size() > 5 || text[0] != '0' || error != std::errc() ||
       end != text.data() + text.size()) {
-    return Bad("request.mode", std::string(field), "must be octal with a leading 0, as 0755");
+    return Bad("request.invalid", std::string(field), "must be octal with a leading 0, as 0755");
   }
   return mode;
 }
@@ -565,7 +610,7 @@ Result<int32_t> ParseSignal(std::string_view text, std::string_view field) {
   for (const SignalName& known : kSignals) {
     if (known.name == name) return known.number;
   }
-  return Bad("request.signal", std::string(field),
+  return Bad("request.invalid", std::string(field),
              "must be a signal name or a number from 1 to 64");
 }
 
@@ -578,8 +623,8 @@ Query::Query(std::string_view encoded) {
   }
 }
 
-void Query::Fail(std::string_view name, std::string_view rule) {
-  if (status_.ok()) status_ = Bad("request.parameter", std::string(name), rule);
+void Query::Fail(std::string_view name, std::string_view rule, std::string_view reason) {
+  if (status_.ok()) status_ = Bad(reason, std::string(name), rule);
 }
 
 bool Query::Has(std::string_view name) const {
@@ -598,8 +643,8 @@ std::vector<std::string> Query::Texts(std::string_view name) {
 
 std::string Query::Text(std::string_view name, bool required) {
   auto all = Texts(name);
-  if (all.size() > 1) Fail(name, "is given more than once");
-  if (all.empty() && required) Fail(name, "is required");
+  if (all.size() > 1) Fail(name, "is given more than once", "request.duplicate");
+  if (all.empty() && required) Fail(name, "is required", "request.missing");
   return all.empty() ? std::string() : std::move(all.front());
 }
 
@@ -609,8 +654,10 @@ uint64_t Query::Number(std::string_view name, uint64_t fallback, uint64_t min, u
   if (!given) return fallback;
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
-    Fail(name, fmt::format("must be an integer from {} to {}", min, max));
+  const bool integer = end != text.data() && end == text.data() + text.size();
+  if (!integer || error != std::errc() || value < min || value > max) {
+    Fail(name, fmt::format("must be an integer from {} to {}", min, max),
+         integer ? "request.out_of_range" : "request.wrong_type");
     return fallback;
   }
   return value;
@@ -620,13 +667,15 @@ bool Query::Flag(std::string_view name, bool fallback) {
   const bool given = Has(name);
   const std::string text = Text(name);
   if (!given) return fallback;
-  if (text != "true" && text != "false") Fail(name, "must be true or false");
+  if (text != "true" && text != "false") Fail(name, "must be true or false", "request.wrong_type");
   return text == "true";
 }
 
 Result<void> Query::Finish() {
   for (const auto& [key, value] : pairs_) {
-    if (!asked_.contains(key)) Fail(key, "is not a parameter of this request");
+    if (!asked_.contains(key)) {
+      Fail(key, "is not a parameter of this request", "request.unknown_field");
+    }
   }
   return status_;
 }

@@ -18,7 +18,9 @@ namespace dsec::apiserver {
 
 // The strict reading of requests: unknown fields, wrong types, numbers that are no integers and
 // values that do not fit are refused with the field named. Ranges of meaning are the edge's
-// business. null and a missing field mean the default.
+// business. null and a missing field mean the default, an empty body is {}. All errors are
+// kInvalidArgument request.{malformed,unknown_field,wrong_type,out_of_range,missing,duplicate,
+// contradiction,invalid} as docs/design/http_api.md tells them apart.
 
 struct CreateBody {
   v1::CreateRequest request;
@@ -47,8 +49,8 @@ Result<DeleteManyBody> ReadDeleteMany(std::string_view body);
 Result<v1::RenewRequest> ReadRenew(std::string_view body);
 Result<v1::SignalRequest> ReadSignal(std::string_view body);
 Result<v1::Tty> ReadTerminalSize(std::string_view body);
-Result<uint64_t> ReadCancel(std::string_view body);  // grace_ms; an empty body is {}
-Result<void> ReadEmpty(std::string_view body);       // {} or nothing
+Result<uint64_t> ReadCancel(std::string_view body);  // grace_ms
+Result<void> ReadEmpty(std::string_view body);
 Result<v1::MkdirRequest> ReadMkdir(std::string_view body);
 Result<v1::MoveRequest> ReadMove(std::string_view body);
 Result<v1::ChmodRequest> ReadChmod(std::string_view body);
@@ -72,7 +74,7 @@ class Query {
   Result<void> Finish();
 
  private:
-  void Fail(std::string_view name, std::string_view rule);
+  void Fail(std::string_view name, std::string_view rule, std::string_view reason);
   http::QueryPairs pairs_;
   std::set<std::string, std::less<>> asked_;
   Result<void> status_;

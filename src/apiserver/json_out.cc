@@ -122,7 +122,7 @@ Result<v1::State> ParseState(std::string_view text, std::string_view field) {
   for (const StateText& known : kStates) {
     if (known.text == text) return known.state;
   }
-  return Error(Code::kInvalidArgument, "request.parameter",
+  return Error(Code::kInvalidArgument, "request.invalid",
                fmt::format("{}: {} is not a state (pending, starting, running, paused, stopping, "
                            "stopped, failed, lost)",
                            field, text))

@@ -2,6 +2,7 @@
 // Node, events, layers.
 #include "apiserver/call.h"
 #include "apiserver/json_out.h"
+#include "apiserver/or_leave.h"
 
 namespace dsec::apiserver::node_ops {
 namespace {
@@ -13,63 +14,79 @@ using runtime::Task;
 constexpr uint64_t kWaitMs = 5000;  // of one long poll; a keepalive follows each
 constexpr uint32_t kMaxEvents = 500;
 
+// Whether a sandbox has ended.
+Task<bool> Ended(Call& call, const std::string& id) {
+  auto view = co_await call.edge().Get(SandboxId(id), Call::Usual());
+  if (!view.ok()) co_return std::move(view).error();
+  co_return view->record().ended_unix_ms() != 0;
+}
+
 // Events as NDJSON; of a sandbox until its terminal event when following.
 Task<void> StreamEvents(Call& call, std::string id) {
   uint64_t after = call.query.Number("after", 0);
   const bool follow = call.query.Flag("follow", false);
   DSEC_CO_TRY_VOID(call.query.Finish());
-  bool begun = false;
+  v1::EventsRequest request;
+  request.set_id(id);
+  request.set_after_seq(after);
+  request.set_max_events(kMaxEvents);
+  auto reply = co_await call.edge().Events(request, Call::Usual());
+  if (!reply.ok()) co_return std::move(reply).error();
+  call.exchange.Begin(200, {{"Content-Type", std::string(kNdjsonType)}});
+  request.set_wait_ms(follow ? kWaitMs : 0);
+  bool over = false;
   for (;;) {
-    v1::EventsRequest request;
-    request.set_id(id);
-    request.set_after_seq(after);
-    request.set_max_events(kMaxEvents);
-    request.set_wait_ms(follow && begun ? kWaitMs : 0);
-    auto reply = co_await call.edge().Events(std::move(request), Call::Usual());
-    if (!reply.ok() && !begun) co_return std::move(reply).error();
     std::string lines;
-    if (!begun) {
-      call.exchange.Begin(200, {{"Content-Type", std::string(kNdjsonType)}});
-      begun = true;
-    }
-    if (!reply.ok()) {
-      auto last = co_await call.exchange.WriteLast(call.ErrorRecord(reply.error()));
-      co_return last;
-    }
-    bool ended = false;
+    bool last = false;
     for (const v1::Event& event : reply->events()) {
       JsonWriter json(lines);
       WriteEvent(json, event);
       lines += '\n';
       after = id.empty() ? event.node_seq() : event.seq();
-      ended = ended || (!id.empty() && event.type() == "ended");
+      last = last || (!id.empty() && event.type() == "ended");
     }
     const bool full = static_cast<uint32_t>(reply->events_size()) >= kMaxEvents;
-    if (ended || (!follow && !full)) {
-      auto last = co_await call.exchange.WriteLast(lines);
-      co_return last;
+    // Of an ended sandbox the edge answers at once: nothing more comes when it had ended before a
+    // look that found nothing.
+    last = last || (follow ? over && reply->events().empty() : !full);
+    if (last) {
+      auto done = co_await call.exchange.WriteLast(lines);
+      co_return done;
     }
-    if (call.exchange.Gone()) co_return Ok();
-    if (call.exchange.stopping()) {
-      auto last = co_await call.exchange.WriteLast(lines);
-      co_return last;
+    if (!id.empty() && follow && reply->events().empty()) {
+      auto ended = co_await Ended(call, id);
+      over = ended.ok() && *ended;
     }
-    if (lines.empty() && follow) lines = kKeepalive;
+    if (lines.empty() && !over) lines = kKeepalive;
     if (!lines.empty()) {
       auto written = co_await call.exchange.Write(lines);
       if (!written.ok()) co_return std::move(written).error();
     }
+    request.set_after_seq(after);
+    auto next = co_await OrLeave(call, call.edge().Events(request, Call::Usual()));
+    if (!next.ok()) {
+      auto done = co_await call.exchange.WriteLast(call.ErrorRecord(next.error()));
+      co_return done;
+    }
+    if (!next->has_value()) {
+      if (call.exchange.Gone()) co_return Ok();
+      auto done = co_await call.exchange.WriteLast(call.ErrorRecord(Call::Stopping()));
+      co_return done;
+    }
+    reply = std::move(**next);
   }
 }
 
 }  // namespace
 
 Task<void> Health(Call& call) {
+  DSEC_CO_TRY_VOID(call.query.Finish());
   auto done = co_await call.Json(200, "{\"status\":\"ok\"}");
   co_return done;
 }
 
 Task<void> Metrics(Call& call) {
+  DSEC_CO_TRY_VOID(call.query.Finish());
   const http::Headers headers = {{"Content-Type", "text/plain; version=0.0.4; charset=utf-8"}};
   auto done = co_await call.exchange.Reply(200, headers, call.services.registry.RenderPrometheus());
   co_return done;
