@@ -41,8 +41,8 @@ tsan: setup ## unit and component tests under TSan
 	@tools/test/run_tests.py --build build/tsan --only unit,component
 
 bench: ## all benchmarks; figures in build/bench/figures.jsonl
-	@$(MAKE) --no-print-directory build PRESET=release
-	@bench/run.py --build build/release
+	@$(MAKE) --no-print-directory build PRESET=dev
+	@bench/run.py --build build/dev
 
 lint: build ## layering, headers, names, format, clang-tidy
 	@ctest --test-dir build/$(PRESET) -L lint --output-on-failure

@@ -47,7 +47,12 @@ finish() {
   if [[ -n "$daemon" ]]; then
     kill "$daemon" 2> /dev/null || true
     wait "$daemon" 2> /dev/null || true
-    "$bin/dsec" purge --config "$state/node.toml" || status=1
+    if purged=$("$bin/dsec" purge --config "$state/node.toml"); then
+      echo "purge removed $(grep -c . <<< "$purged") things that were kept ready"
+    else
+      printf '%s\n' "$purged" >&2
+      status=1
+    fi
     left=$(host_things)
     if [[ -n "$left" ]]; then
       printf 'left on the host:\n%s\n' "$left" >&2

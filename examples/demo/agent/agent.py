@@ -4,8 +4,8 @@
 
     agent.py TASK_JSON CANDIDATE_PATCH DIFF_OUT
 
-Runs the project's tests, reads which fail, applies the candidate patch, runs the tests again and writes the diff of its work
-to DIFF_OUT. Prints one JSON line: {"failing_before": [...], "failing_after": [...], "applied": bool}. Exit code 0 when it did
+Reads which tests fail (the task names them), applies the candidate patch, runs the project's whole suite and writes the diff of
+its work to DIFF_OUT. Prints one JSON line: {"failing_before": [...], "failing_after": [...], "applied": bool}. Exit code 0 when it did
 its work, whatever the tests say; the reward is not its to decide.
 """
 
@@ -21,8 +21,8 @@ import tempfile
 def run_tests(task):
     """Returns the sorted ids of failing tests, or None when the suite did not run at all."""
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **task["env"])
-    done = subprocess.run(task["test"] + ["-rfE", "--tb=no"], cwd=task["workdir"], env=environment, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, errors="replace")
+    done = subprocess.run(task["test"] + ["-rfE", "--tb=no", "--assert=plain"], cwd=task["workdir"], env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     failing = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if done.returncode not in (0, 1) and not failing:
         return None
@@ -37,7 +37,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         pristine = os.path.join(folder, "a")
         shutil.copytree(workdir, pristine, symlinks=True)
-        before = run_tests(task)
+        before = sorted(task["fail_to_pass"])
         applied = subprocess.run(["patch", "-s", "-f", "--no-backup-if-mismatch", "-p1", "-d", workdir, "-i", candidate]).returncode == 0
         after = run_tests(task)
         os.symlink(workdir, os.path.join(folder, "b"))

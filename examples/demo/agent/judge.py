@@ -105,7 +105,7 @@ def main():
     report = os.path.join(tempfile.mkdtemp(), "junit.xml")
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **task["env"])
     try:
-        subprocess.run(task["test"] + ["--tb=no", f"--junitxml={report}", "-o", "junit_family=xunit1"], cwd=task["workdir"],
+        subprocess.run(task["test"] + ["--tb=no", "--assert=plain", f"--junitxml={report}", "-o", "junit_family=xunit1"], cwd=task["workdir"],
                        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, timeout=task["time_limit_s"])
     except subprocess.TimeoutExpired:
         verdict(0.0, f"the suite took more than {task['time_limit_s']} s", refused=refused)
