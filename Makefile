@@ -42,7 +42,7 @@ tsan: setup ## unit and component tests under TSan
 
 bench: ## all benchmarks; figures in build/bench/figures.jsonl
 	@$(MAKE) --no-print-directory build PRESET=dev
-	@bench/run.py --build build/dev
+	@/usr/bin/python3 bench/run.py --build build/dev
 
 lint: build ## layering, headers, names, format, clang-tidy
 	@ctest --test-dir build/$(PRESET) -L lint --output-on-failure

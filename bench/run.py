@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs the benchmarks and writes build/bench/figures.jsonl, one figure a line:
 {"name", "value", "unit", "baseline", "ratio", "detail"}.

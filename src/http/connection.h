@@ -77,6 +77,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void StartRequest();
 
   // Input. Fill waits for at least one byte; 0 = the peer has shut down its side.
+  void Acknowledge();
   runtime::Task<size_t> Fill();
   runtime::Task<size_t> ReceiveInto(char* to, size_t size);
   std::string_view Pending() const { return std::string_view(input_).substr(input_used_); }

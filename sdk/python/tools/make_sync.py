@@ -20,6 +20,7 @@ REPLACEMENTS = [
     (r"\baiter_bytes\b", "iter_bytes"),
     (r"\baread\b", "read"),
     (r"\baclose\b", "close"),
+    (r"\bhandle_async_request\b", "handle_request"),
     (r"\blibdsec\._async\b", "libdsec._sync"),
 ]
 

@@ -7,7 +7,6 @@ import httpx
 
 # What interrupts a call from outside: the command is then cancelled before the exception goes on.
 INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt)
-HttpClient = httpx.AsyncClient
 HttpTransport = httpx.AsyncHTTPTransport
 
 

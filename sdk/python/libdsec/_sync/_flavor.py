@@ -7,7 +7,6 @@ import httpx
 
 # What interrupts a call from outside: the command is then cancelled before the exception goes on.
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-HttpClient = httpx.Client
 HttpTransport = httpx.HTTPTransport
 
 

@@ -59,9 +59,9 @@ class Process:
                         chunk = self._collector.feed(record)
                         if chunk is not None:
                             yield chunk
-                        if self._collector.exit is not None:
-                            break
             except errors.InfrastructureError as error:
+                if self._collector.exit is not None:
+                    return
                 failures += 1
                 if not error.retriable or failures > _RECONNECTS:
                     raise
@@ -154,9 +154,7 @@ def run(transport: Transport, sandbox_id: str, body: dict, cap: typing.Optional[
             try:
                 with transport.stream("POST", path, body=body) as response:
                     for record in transport.records(response):
-                        collector.feed(record)
-                        if collector.exit is not None:
-                            break
+                        collector.feed(record)  # to the reply's end: then the connection serves the next call
                 if not collector.started and collector.exit is None:
                     raise errors.UnavailableError(
                         "the reply ended before the command's first record",

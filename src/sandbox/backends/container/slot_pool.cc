@@ -45,8 +45,13 @@ struct SlotPool::State : std::enable_shared_from_this<State> {
   State(const SlotPoolOptions& opts, Hooks h) : options(opts), hooks(std::move(h)) {}
 
   // All below: with `mutex` held.
-  bool HasWork() const { return !dead.empty() || (Wanted() && !free.empty()); }
-  bool Wanted() const { return waiters.size() + options.ready > ready.size() + making; }
+  bool HasWork() { return !dead.empty() || (Wanted() && !free.empty()); }
+  bool Wanted() {
+    const size_t coming = ready.size() + making;
+    if (coming >= options.ready) filling = false;
+    if (coming <= options.ready / 2) filling = true;
+    return waiters.size() > coming || (filling && waiters.size() + options.ready > coming);
+  }
   SlotName NewName() {
     const uint32_t index = free.front();
     free.pop_front();
@@ -71,6 +76,7 @@ struct SlotPool::State : std::enable_shared_from_this<State> {
     wake.notify_all();
   }
   void Give(Result<ReadySlot> slot);
+  std::optional<ReadySlot> TakeReady();
   void RefuseIfFull() {
     if (!free.empty() || making > 0 || !dead.empty()) return;
     while (!waiters.empty() && ready.empty()) {
@@ -92,6 +98,7 @@ struct SlotPool::State : std::enable_shared_from_this<State> {
   std::deque<ReadySlot> dead;  // ended while they waited
   std::deque<std::shared_ptr<Waiter>> waiters;
   size_t making = 0;
+  bool filling = true;  // from half full or less until full
   std::vector<std::thread> threads;
 };
 
@@ -196,8 +203,8 @@ void SlotPool::RunMaker(const std::shared_ptr<State>& state) {
       if (state->hooks.remove(name).ok()) made = state->hooks.make(name);
     }
     lock.lock();
-    --state->making;
     if (made.ok()) {
+      --state->making;
       seconds.Observe(std::chrono::duration<double>(Clock::System().Mono() - start).count());
       state->Give(std::move(made));
       continue;
@@ -205,6 +212,7 @@ void SlotPool::RunMaker(const std::shared_ptr<State>& state) {
     failures.Add();
     log::Warn("slot.make_failed", {{"slot", name.str()}, {"error", made.error()}});
     discard(lock, name);
+    --state->making;  // only now: until its index is free again the node is not full
     if (!state->waiters.empty()) {
       state->Give(std::move(made));
     } else {
@@ -214,31 +222,33 @@ void SlotPool::RunMaker(const std::shared_ptr<State>& state) {
   }
 }
 
-std::optional<ReadySlot> SlotPool::TryTake() {
-  const std::lock_guard lock(state_->mutex);
+std::optional<ReadySlot> SlotPool::State::TakeReady() {
   std::optional<ReadySlot> slot;
-  while (!state_->ready.empty() && !slot.has_value()) {
-    std::deque<ReadySlot>& from = state_->ready;
-    if (Alive(from.front())) {
-      slot = std::move(from.front());
+  while (!ready.empty() && !slot.has_value()) {
+    if (Alive(ready.front())) {
+      slot = std::move(ready.front());
     } else {
-      state_->dead.push_back(std::move(from.front()));
+      dead.push_back(std::move(ready.front()));
     }
-    from.pop_front();
+    ready.pop_front();
   }
-  state_->wake.notify_all();
+  wake.notify_all();
   return slot;
 }
 
+std::optional<ReadySlot> SlotPool::TryTake() {
+  const std::lock_guard lock(state_->mutex);
+  return state_->TakeReady();
+}
+
 runtime::Task<ReadySlot> SlotPool::Take(runtime::Deadline deadline) {
-  if (auto slot = TryTake(); slot.has_value()) co_return std::move(*slot);
   const auto waiter = std::make_shared<Waiter>(co_await boost::asio::this_coro::executor);
   {
     const std::lock_guard lock(state_->mutex);
+    if (auto slot = state_->TakeReady(); slot.has_value()) co_return std::move(*slot);
     state_->waiters.push_back(waiter);
     state_->RefuseIfFull();
   }
-  state_->wake.notify_all();
   auto waited = co_await waiter->event.Wait(deadline);
   if (waiter->result.has_value()) co_return std::move(*waiter->result);
   const std::lock_guard lock(state_->mutex);

@@ -26,14 +26,17 @@ struct ReadySlot {
 
 struct SlotPoolOptions {
   uint32_t indices = 0;  // 0 ... indices-1
-  uint32_t ready = 0;    // kept ready ahead of use
+  uint32_t ready = 0;    // made ahead of use
   uint32_t threads = 2;  // that make slots
   const Clock* clock = &Clock::System();
 };
 
 // Hands out slots, and sees to it that no index ever has two owners. A few are made ahead; a Take
-// that finds none has one made for it. Makers work for those who wait before they fill up the pool.
-// Thread-safe.
+// that finds none has one made for it. Makers work for those who wait before they fill up the pool,
+// and fill it up in one go once it is half empty: on cgroup v1 the first of some slots holds up every
+// fork and exit of the host for a grace period of RCU (percpu_down_write of
+// cgroup_threadgroup_rwsem), so the commands of a sandbox that was just made would suffer from the
+// slot that replaces its own. Thread-safe.
 //
 // An index is free, or owned by one name made here, or foreign: found on the host at the start,
 // with an owner of an earlier process or none. It becomes free by Release alone, which its caller
