@@ -144,37 +144,61 @@ async def create_times(client, args, runs, gap=0.02):
     return totals, phases
 
 
+def sync_exec_times(node, box_id, runs):
+    """Milliseconds of `runs` commands, one at a time, through the synchronous SDK."""
+    times = []
+    with node.client() as client:
+        box = client.get(box_id)
+        for _ in range(runs):
+            started = time.perf_counter()
+            box.exec(["/bin/true"])
+            times.append((time.perf_counter() - started) * 1e3)
+    return times
+
+
+def sync_first_command_times(node, args, runs):
+    """Milliseconds of create + first command, one at a time, through the synchronous SDK."""
+    times = []
+    with node.client() as client:
+        for _ in range(runs):
+            started = time.perf_counter()
+            box = client.run_container(args)
+            box.exec(["/bin/true"])
+            times.append((time.perf_counter() - started) * 1e3)
+            box.stop()
+            time.sleep(0.02)
+    return times
+
+
+def phase_medians(phases):
+    return {name: round(statistics.median(values), 3) for name, values in phases.items()}
+
+
 async def bench_create(figures, build, node, client, args, wanted):
     from support import args as make_args
 
-    del node
     await create_times(client, args, 20)
     if "create_ready" in wanted:
         floor = floor_ms(build)
         totals, phases = await create_times(client, args, 150)
         figures.add("create_ready", statistics.median(totals), "ms", floor["median_ms"],
-                    p99_ms=percentile(totals, 0.99), phases_ms={k: round(statistics.median(v), 3) for k, v in phases.items()})
+                    p99_ms=percentile(totals, 0.99), phases_ms=phase_medians(phases))
     if "create_first_command" in wanted:
-        times = []
-        for _ in range(100):
-            started = time.perf_counter()
-            box = await client.run_container(args)
-            await box.exec(["/bin/true"])
-            times.append((time.perf_counter() - started) * 1e3)
-            await box.stop()
-            await asyncio.sleep(0.02)
+        times = sync_first_command_times(node, args, 200)
         figures.add("create_first_command", statistics.median(times), "ms", runc_ms(), p99_ms=percentile(times, 0.99),
                     bwrap_ms=bwrap_ms())
     if "exec_round_trip" in wanted:
         box = await client.run_container(args)
-        times = []
+        asynchronous = []
         for _ in range(1000):
             started = time.perf_counter()
             await box.exec(["/bin/true"])
-            times.append((time.perf_counter() - started) * 1e3)
+            asynchronous.append((time.perf_counter() - started) * 1e3)
+        times = sync_exec_times(node, box.id, 1000)
         await box.stop()
         figures.add("exec_round_trip", statistics.median(times), "ms", spawn_ms("/bin/true"), p50_ms=statistics.median(times),
-                    p99_ms=percentile(times, 0.99))
+                    p99_ms=percentile(times, 0.99), async_p50_ms=statistics.median(asynchronous),
+                    async_p99_ms=percentile(asynchronous, 0.99))
     if "create_rate" in wanted:
         floor = floor_ms(build, runs=600, concurrency=2)
         small = make_args(memory_limit_mb=128, labels={"bench": "rate"})
@@ -194,16 +218,17 @@ async def bench_live(figures, node, client, args, wanted, live):
     totals_100 = totals_3000 = None
     await make_many(client, small, 100)
     if "create_growth" in wanted:
-        totals_100, _ = await create_times(client, args, 60)
+        totals_100, phases_100 = await create_times(client, args, 100)
     await asyncio.sleep(1)
     before = mem_available_mib()
     boxes = await make_many(client, small, live - 100)
     await asyncio.sleep(2)
     after = mem_available_mib()
     if "create_growth" in wanted:
-        totals_3000, _ = await create_times(client, args, 60)
+        totals_3000, phases_3000 = await create_times(client, args, 100)
         figures.add("create_growth", statistics.median(totals_3000) / statistics.median(totals_100), "ratio",
-                    at_100_ms=statistics.median(totals_100), at_live_ms=statistics.median(totals_3000), live=live)
+                    at_100_ms=statistics.median(totals_100), at_live_ms=statistics.median(totals_3000), live=live,
+                    phases_at_100_ms=phase_medians(phases_100), phases_at_live_ms=phase_medians(phases_3000))
     if "live_memory" in wanted:
         figures.add("live_memory", (before - after) / (live - 100), "MiB", 0.66, edge_rss_mib=node.rss_kib() / 1024,
                     edge_fds=node.fds())

@@ -446,7 +446,7 @@ TEST_F(Launching, Steps_AllTimed) {
   names.clear();
   for (const StepTime& step : report->steps) names.emplace_back(step.step);
   EXPECT_EQ(names, (std::vector<std::string>{"root", "directories", "files", "proc", "dev", "shm",
-                                             "views", "hostname", "pivot", "limits", "handover"}));
+                                             "views", "hostname", "enter_root", "limits", "handover"}));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ enum class Step : uint32_t {
   kShm,
   kViews,
   kHostname,
-  kPivot,
+  kEnterRoot,
   kLimits,
   kHandover,
 };
@@ -97,8 +97,8 @@ constexpr const char* StepName(Step step) {
       return "views";
     case Step::kHostname:
       return "hostname";
-    case Step::kPivot:
-      return "pivot";
+    case Step::kEnterRoot:
+      return "enter_root";
     case Step::kLimits:
       return "limits";
     case Step::kHandover:

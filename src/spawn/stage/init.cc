@@ -126,6 +126,7 @@ void RunInit(const InitStart& start) {
   clock.Done(Step::kInitProc);
   error = PrepareDev(dev_mount);
   ::close(dev_mount);
+  if (error == 0) error = EnterStage();
   if (error != 0) {
     clock.Fail(Step::kInitDev, error);
     FailLaunch(clock);

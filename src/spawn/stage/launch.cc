@@ -136,9 +136,11 @@ int AttachView(int root, int view, const char* target) {
   return ::move_mount(view, "", at.get(), "", kEmptyPaths) == 0 ? 0 : -errno;
 }
 
+// Over the stage, which holds nothing, and into it: what switch_root(8) does. To uncover the stage
+// one would have to be root of B with CAP_SYS_ADMIN, which no code ever is.
 int EnterRoot(int root) {
-  if (::fchdir(root) != 0 || os::PivotRoot(".", ".") != 0 || ::umount2(".", MNT_DETACH) != 0 ||
-      ::chdir("/") != 0) {
+  if (::move_mount(root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) != 0 || ::fchdir(root) != 0 ||
+      ::chroot(".") != 0 || ::chdir("/") != 0) {
     return -errno;
   }
   return 0;
@@ -160,16 +162,19 @@ int PrepareProc() {
   UniqueFd proc;
   int error = NewFileSystem("proc", {}, kDataAttributes, &proc);
   if (error != 0) return error;
-  if (::move_mount(proc.get(), "", AT_FDCWD, kInitProc, MOVE_MOUNT_F_EMPTY_PATH) != 0)
-    return -errno;
+  // A mount of its own, to be pivoted to.
+  if (::mount(kStage, kStage, nullptr, MS_BIND, nullptr) != 0) return -errno;
+  char place[32];
+  std::snprintf(place, sizeof(place), "%s%s", kStage, kInitProc);
+  if (::move_mount(proc.get(), "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
   char path[64];
   for (const char* name : kHidden) {
-    std::snprintf(path, sizeof(path), "%s/%s", kInitProc, name);
+    std::snprintf(path, sizeof(path), "%s/%s", place, name);
     error = HideEntry(path);
     if (error != 0) return error;
   }
   for (const char* name : kReadOnly) {
-    std::snprintf(path, sizeof(path), "%s/%s", kInitProc, name);
+    std::snprintf(path, sizeof(path), "%s/%s", place, name);
     error = FreezeEntry(path);
     if (error != 0) return error;
   }
@@ -177,16 +182,25 @@ int PrepareProc() {
 }
 
 int PrepareDev(int dev_mount) {
-  if (::move_mount(dev_mount, "", AT_FDCWD, kInitDev, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
+  char path[32];
+  std::snprintf(path, sizeof(path), "%s%s", kStage, kInitDev);
+  if (::move_mount(dev_mount, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
   // kernel.pty.max is one number for the whole host; `max` keeps a sandbox from using it up.
   constexpr FsOption kOptions[] = {
       {"source", "devpts"}, {"ptmxmode", "0666"}, {"mode", "0620"}, {"gid", "5"}, {"max", "256"}};
   UniqueFd pts;
   int error = NewFileSystem("devpts", kOptions, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, &pts);
   if (error != 0) return error;
-  char path[32];
-  std::snprintf(path, sizeof(path), "%s/pts", kInitDev);
+  std::snprintf(path, sizeof(path), "%s%s/pts", kStage, kInitDev);
   return ::move_mount(pts.get(), "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
+}
+
+int EnterStage() {
+  if (::chdir(kStage) != 0 || os::PivotRoot(".", ".") != 0 || ::umount2(".", MNT_DETACH) != 0 ||
+      ::chdir("/") != 0) {
+    return -errno;
+  }
+  return 0;
 }
 
 int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, int* root_out) {
@@ -223,8 +237,8 @@ int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, in
   }
   clock.Done(Step::kHostname);
   error = EnterRoot(root.get());
-  if (error != 0) return clock.Fail(Step::kPivot, error);
-  clock.Done(Step::kPivot);
+  if (error != 0) return clock.Fail(Step::kEnterRoot, error);
+  clock.Done(Step::kEnterRoot);
   *root_out = root.Release();
   return 0;
 }

@@ -70,9 +70,13 @@ class StepClock {
 
 // Layout of the spawner's root, which both stages inherit. All of it is empty or made of device
 // nodes.
-inline constexpr char kNewRoot[] = "/root";        // where the sandbox's root is attached
-inline constexpr char kInitProc[] = "/init-proc";  // where init's /proc waits for it, masked
-inline constexpr char kInitDev[] = "/init-dev";    // where its /dev waits
+// What init makes its root when the slot is made, so that the launch needs no pivot_root: that looks
+// at every task of the host (chroot_fs_refs in fs/fs_struct.c), 0.35 ms for each 1,000 of them.
+inline constexpr char kStage[] = "/stage";
+// Below it, as init sees it from then on.
+inline constexpr char kNewRoot[] = "/root";   // where the sandbox's root is attached
+inline constexpr char kInitProc[] = "/proc";  // where init's /proc waits for it, masked
+inline constexpr char kInitDev[] = "/dev";    // where its /dev waits
 inline constexpr char kDevTemplate[] = "/dev";
 inline constexpr char kEmptyDir[] = "/empty";
 
@@ -117,10 +121,12 @@ struct InitStart {
 // launch.cc: attaches everything of a launch plan and enters the new root. Returns in *root the
 // O_PATH descriptor of it.
 int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, int* root);
-// Mounts and masks the /proc of init's pid namespace at kInitProc.
+// Mounts and masks the /proc of init's pid namespace at kInitProc of the stage.
 int PrepareProc();
-// Attaches the /dev template and a devpts at kInitDev.
+// Attaches the /dev template and a devpts at kInitDev of it.
 int PrepareDev(int dev_mount);
+// Makes the stage the root, and lets go of everything else.
+int EnterStage();
 
 // serve.cc: the second half of init's life, after a successful launch.
 struct ServeState {

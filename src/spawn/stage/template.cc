@@ -34,8 +34,8 @@ constexpr Link kLinks[] = {{"ptmx", "pts/ptmx"},
                            {"stderr", "/proc/self/fd/2"}};
 
 int BuildTemplate(int root) {
-  for (const char* dir : {"proc", "dev", "dev/pts", "dev/shm", kNewRoot + 1, kInitProc + 1,
-                          kInitDev + 1, kEmptyDir + 1}) {
+  for (const char* dir : {"proc", "dev", "dev/pts", "dev/shm", "stage", "stage/root", "stage/proc",
+                          "stage/dev", kEmptyDir + 1}) {
     if (::mkdirat(root, dir, 0755) != 0) return -errno;
   }
   UniqueFd dev(::openat(root, "dev", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
