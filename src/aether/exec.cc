@@ -282,7 +282,8 @@ void Exec::OnMainEnded(const InitClient::Ended& end) {
   main_end_ = end;
   state_ = State::kDraining;
   timeout_.Reset();
-  // Where the kernel has not told of it before (v1 without an event): the OOM that ends a group ends it now.
+  // Where the kernel has not told of it before (v1 without an event): the OOM that ends a group
+  // ends it now.
   if (group_kill_ && kill_ == KillReason::kNone && OomKills() > 0) {
     kill_ = KillReason::kOom;
     KillNow();

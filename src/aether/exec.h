@@ -169,7 +169,8 @@ class Exec {
   void TryFinish();
   void Finish(v1::EndKind kind);
   void FillUsage();
-  // Processes killed for lack of memory since the start: of its own cgroup on v2, of the whole sandbox on v1.
+  // Processes killed for lack of memory since the start: of its own cgroup on v2, of the whole
+  // sandbox on v1.
   uint64_t OomKills() const;
   bool CountsOwnOoms() const;
   v1::EndKind KindOfEnd();

@@ -10,9 +10,9 @@ namespace dsec::aether {
 namespace {
 
 using testing::AgentTest;
+using ::testing::HasSubstr;
 using testing::Outcome;
 using testing::Stopwatch;
-using ::testing::HasSubstr;
 
 class Output : public AgentTest {};
 
@@ -44,7 +44,8 @@ TEST_F(Output, Case027_CapBoundary_IsExact) {
       bool err = *redirect != 0;
       EXPECT_EQ(err ? outcome.err_total : outcome.out_total, size);
       EXPECT_EQ((err ? outcome.err : outcome.out).size(), std::min<uint64_t>(size, 10000));
-      EXPECT_EQ(err ? outcome.err_dropped : outcome.out_dropped, size - std::min<uint64_t>(size, 10000));
+      EXPECT_EQ(err ? outcome.err_dropped : outcome.out_dropped,
+                size - std::min<uint64_t>(size, 10000));
     }
   }
   v1::ExecRequest large = box_->Script("head -c 3000000 /dev/zero");
@@ -90,14 +91,16 @@ TEST_F(Output, Case031_Streams_StaySeparateAndOrdered) {
 TEST_F(Output, Case032_LastBytes_AlwaysArrive) {
   for (int i = 0; i < 100; ++i) {
     bool kill = i % 2 == 0;
-    Outcome outcome = Run(fmt::format("head -c 204800 /dev/zero; {}", kill ? "kill -9 $$" : "exit 3"));
+    Outcome outcome =
+        Run(fmt::format("head -c 204800 /dev/zero; {}", kill ? "kill -9 $$" : "exit 3"));
     ASSERT_EQ(outcome.out.size(), 204800u);
     ASSERT_EQ(outcome.result.kind(), kill ? v1::END_SIGNALED : v1::END_EXITED);
   }
 }
 
 TEST_F(Output, Replay_FromAnyOffset) {
-  auto reply = box_->client().Call<v1::ExecReply>("Exec", box_->Script("for i in $(seq 1000); do echo $i; done"));
+  auto reply = box_->client().Call<v1::ExecReply>(
+      "Exec", box_->Script("for i in $(seq 1000); do echo $i; done"));
   ASSERT_TRUE(reply.ok());
   v1::PollRequest poll;
   poll.set_op_id(reply->op_id());
@@ -148,7 +151,8 @@ TEST_F(Output, UnreadOutput_LivesWithinTheBudgetOldestGoesFirst) {
 }
 
 // Reads a terminal until `text` has been seen; returns everything.
-std::string ReadUntil(testing::AgentSandbox& box, const std::string& op_id, const std::string& text) {
+std::string ReadUntil(testing::AgentSandbox& box, const std::string& op_id,
+                      const std::string& text) {
   std::string got;
   v1::PollRequest poll;
   poll.set_op_id(op_id);
@@ -166,7 +170,8 @@ std::string ReadUntil(testing::AgentSandbox& box, const std::string& op_id, cons
 
 TEST_F(Output, Case035_Terminal_SizeResizeAndInput) {
   v1::ExecRequest request = box_->Script(
-      "trap 'echo winch $(stty size)' WINCH; stty size; while read -r line; do echo \"got $line $(stty size)\"; done; exit 4");
+      "trap 'echo winch $(stty size)' WINCH; stty size; while read -r line; do echo \"got $line "
+      "$(stty size)\"; done; exit 4");
   request.mutable_tty()->set_rows(40);
   request.mutable_tty()->set_cols(100);
   request.set_stdin_open(true);
@@ -218,7 +223,8 @@ TEST_F(Output, Case036_TerminalControl_OnAPlainExecIsRefused) {
 }
 
 TEST_F(Output, Case038_TerminalHeldByAJob_EndsWithinTheDrainGrace) {
-  for (const char* script : {"sleep 300 & exit 3", "nohup sleep 300 >/dev/null 2>&1 & exit 3", "setsid sleep 300 & exit 3"}) {
+  for (const char* script : {"sleep 300 & exit 3", "nohup sleep 300 >/dev/null 2>&1 & exit 3",
+                             "setsid sleep 300 & exit 3"}) {
     v1::ExecRequest request = box_->Script(script);
     request.mutable_tty()->set_rows(24);
     Stopwatch watch;
@@ -228,7 +234,8 @@ TEST_F(Output, Case038_TerminalHeldByAJob_EndsWithinTheDrainGrace) {
 }
 
 TEST_F(Output, Terminal_BelongsToTheUserAndIsControlling) {
-  v1::ExecRequest request = box_->Script("stat -c %u $(tty); echo x > /dev/tty && echo tty-ok; stty size");
+  v1::ExecRequest request =
+      box_->Script("stat -c %u $(tty); echo x > /dev/tty && echo tty-ok; stty size");
   request.set_user("1000");
   request.mutable_tty();
   Outcome outcome = Run(request);
@@ -290,7 +297,8 @@ TEST_F(Memory, Oom_InASessionEndsTheChildOrTheShell) {
 
 TEST_F(Output, PidsLimit_IsReported) {
   Make({.memory_bytes = 0, .pids = 40, .cpu_millis = 0}, {});
-  Outcome outcome = Run("for i in $(seq 60); do sleep 5 & done 2>/dev/null; kill $(jobs -p) 2>/dev/null; true");
+  Outcome outcome =
+      Run("for i in $(seq 60); do sleep 5 & done 2>/dev/null; kill $(jobs -p) 2>/dev/null; true");
   EXPECT_TRUE(outcome.result.pids_limit_hit());
   EXPECT_FALSE(Run("true").result.pids_limit_hit());
 }
@@ -309,8 +317,10 @@ TEST_F(Output, Idle_PrivateMemoryIsTinyAndThreadsAreGone) {
   ::sleep(4);  // the idle times of workers and of trimming are what is under test
   EXPECT_LT(box_->AgentMemoryKib("Anonymous"), 300u);
   std::printf("[ MEASURED ] idle agent: %lu KiB anonymous, %lu KiB rss, %lu KiB pss\n",
-              box_->AgentMemoryKib("Anonymous"), box_->AgentMemoryKib("Rss"), box_->AgentMemoryKib("Pss"));
-  auto status = os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/status", box_->agent_pid()).c_str(), 1 << 16);
+              box_->AgentMemoryKib("Anonymous"), box_->AgentMemoryKib("Rss"),
+              box_->AgentMemoryKib("Pss"));
+  auto status =
+      os::ReadFile(AT_FDCWD, fmt::format("/proc/{}/status", box_->agent_pid()).c_str(), 1 << 16);
   EXPECT_THAT(*status, HasSubstr("Threads:\t1\n"));
 }
 
@@ -320,13 +330,16 @@ TEST_F(Output, RoundTrip_IsMeasured) {
     v1::ExecRequest request = box_->Argv({"/bin/true"});
     MonoTime start = Clock::System().Mono();
     ASSERT_TRUE(box_->client().Call<v1::ExecReply>("Exec", request).ok());
-    micros.push_back(std::chrono::duration_cast<std::chrono::microseconds>(Clock::System().Mono() - start).count());
+    micros.push_back(
+        std::chrono::duration_cast<std::chrono::microseconds>(Clock::System().Mono() - start)
+            .count());
     v1::AckRequest ack;
     ack.set_op_id(request.op_id());
     Call<v1::Empty>("Ack", ack);
   }
   std::ranges::sort(micros);
-  std::printf("[ MEASURED ] exec of /bin/true at the socket: p50 %ld us, p99 %ld us\n", micros[100], micros[198]);
+  std::printf("[ MEASURED ] exec of /bin/true at the socket: p50 %ld us, p99 %ld us\n", micros[100],
+              micros[198]);
   EXPECT_LT(micros[100], 20000);
 }
 

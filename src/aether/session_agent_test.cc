@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named sessions: state that persists, and what a command cannot break. Numbers are those of the acceptance cases.
+// Named sessions: state that persists, and what a command cannot break. Numbers are those of the
+// acceptance cases.
 #include <signal.h>
 
 #include "aether/testing/agent_test.h"
@@ -8,9 +9,9 @@ namespace dsec::aether {
 namespace {
 
 using testing::AgentTest;
+using ::testing::HasSubstr;
 using testing::Outcome;
 using testing::Stopwatch;
-using ::testing::HasSubstr;
 
 class Session : public AgentTest {
  protected:
@@ -35,8 +36,10 @@ class Session : public AgentTest {
 };
 
 TEST_F(Session, State_PersistsFromCommandToCommand) {
-  EXPECT_TRUE(Say("cd /tmp; export A=1; B=2; f() { echo f; }; set -o pipefail; exec 7>/tmp/seven").Exited(0));
-  EXPECT_EQ(Say("pwd; echo $A $B; f; false | true; echo $?; echo x >&7; cat /tmp/seven").out, "/tmp\n1 2\nf\n1\nx\n");
+  EXPECT_TRUE(Say("cd /tmp; export A=1; B=2; f() { echo f; }; set -o pipefail; exec 7>/tmp/seven")
+                  .Exited(0));
+  EXPECT_EQ(Say("pwd; echo $A $B; f; false | true; echo $?; echo x >&7; cat /tmp/seven").out,
+            "/tmp\n1 2\nf\n1\nx\n");
   EXPECT_EQ(Run(In("other", "pwd; echo $A")).out, "/\n\n");
   v1::ListSessionsReply list = Call<v1::ListSessionsReply>("ListSessions", v1::Empty());
   EXPECT_EQ(list.sessions_size(), 2);
@@ -53,8 +56,10 @@ TEST_F(Session, ExitStatus_IsThatOfTheCommandAndSurvives) {
 
 TEST_F(Session, Case009_AwkwardText_SameAsOutside) {
   std::string script =
-      "cat <<'EOF'\n$HOME `x` \"q\" 'r' \\ \\\\\nEOF\nprintf '%s' \"a'b\\\"c\\$d\\`e\" ; echo\r\n: " +
-      std::string(20480, 'x') + "\nprintf '%s\\n' \"it's \\\"quoted\\\"\"\necho end # no newline at the end";
+      "cat <<'EOF'\n$HOME `x` \"q\" 'r' \\ \\\\\nEOF\nprintf '%s' \"a'b\\\"c\\$d\\`e\" ; "
+      "echo\r\n: " +
+      std::string(20480, 'x') +
+      "\nprintf '%s\\n' \"it's \\\"quoted\\\"\"\necho end # no newline at the end";
   Outcome outside = Run(script);
   Outcome inside = Say(script);
   EXPECT_TRUE(inside.Exited(0));
@@ -66,42 +71,53 @@ TEST_F(Session, Case010_MalformedScripts_AreErrorsAndTheSessionGoesOn) {
   for (const char* shell : {"/bin/bash", "/bin/dash"}) {
     shell_ = shell;
     EXPECT_TRUE(Say("cd /tmp; export KEEP=1").Exited(0));
-    for (const char* script : {"cat <<EOF\nabc", "'", "if true; then", "(", "echo $((", "echo \"", "}"}) {
+    for (const char* script :
+         {"cat <<EOF\nabc", "'", "if true; then", "(", "echo $((", "echo \"", "}"}) {
       Stopwatch watch;
       Outcome outcome = Say(script, 20000);
       EXPECT_LT(watch.millis(), 5000) << script;
-      if (script[0] != 'c') EXPECT_TRUE(outcome.Exited(2)) << script << outcome.result.ShortDebugString();
-      EXPECT_EQ(Say("echo alive; pwd; echo $KEEP").out, "alive\n/tmp\n1\n") << shell << " " << script;
+      if (script[0] != 'c')
+        EXPECT_TRUE(outcome.Exited(2)) << script << outcome.result.ShortDebugString();
+      EXPECT_EQ(Say("echo alive; pwd; echo $KEEP").out, "alive\n/tmp\n1\n")
+          << shell << " " << script;
     }
     Close();
   }
 }
 
 TEST_F(Session, Case012_Timeout_KeepsTheSession) {
-  EXPECT_TRUE(Say("cd /tmp; export A=1; f() { echo f; }; (while :; do echo b >> /tmp/beat; sleep 0.1; done) &").Exited(0));
-  for (const char* script :
-       {"sleep 100; touch /tmp/late", "while :; do :; done; touch /tmp/late",
-        "g() { while :; do sleep 0.01; done; touch /tmp/late; }; h() { g; touch /tmp/late; }; h; touch /tmp/late",
-        "(trap '' TERM INT; setsid sh -c 'while :; do sleep 0.1; done; touch /tmp/late') | cat; touch /tmp/late",
-        "eval 'sleep 100; touch /tmp/late'; x=$(sleep 100); touch /tmp/late", "if sleep 100; then :; fi; touch /tmp/late"}) {
+  EXPECT_TRUE(Say("cd /tmp; export A=1; f() { echo f; }; (while :; do echo b >> /tmp/beat; sleep "
+                  "0.1; done) &")
+                  .Exited(0));
+  for (const char* script : {"sleep 100; touch /tmp/late", "while :; do :; done; touch /tmp/late",
+                             "g() { while :; do sleep 0.01; done; touch /tmp/late; }; h() { g; "
+                             "touch /tmp/late; }; h; touch /tmp/late",
+                             "(trap '' TERM INT; setsid sh -c 'while :; do sleep 0.1; done; touch "
+                             "/tmp/late') | cat; touch /tmp/late",
+                             "eval 'sleep 100; touch /tmp/late'; x=$(sleep 100); touch /tmp/late",
+                             "if sleep 100; then :; fi; touch /tmp/late"}) {
     Stopwatch watch;
     Outcome outcome = Say(script, 300);
     EXPECT_EQ(outcome.result.kind(), v1::END_TIMEOUT) << script;
     EXPECT_LT(watch.millis(), 10000) << script;
     EXPECT_EQ(Say("pwd; echo $A; f").out, "/tmp\n1\nf\n") << script;
   }
-  EXPECT_EQ(Say("sleep 0.3; ls /tmp/late 2>/dev/null; a=$(wc -c < /tmp/beat); sleep 0.3; test $a -lt $(wc -c < /tmp/beat) && "
-                "echo the earlier job lives").out,
+  EXPECT_EQ(Say("sleep 0.3; ls /tmp/late 2>/dev/null; a=$(wc -c < /tmp/beat); sleep 0.3; test $a "
+                "-lt $(wc -c < /tmp/beat) && "
+                "echo the earlier job lives")
+                .out,
             "the earlier job lives\n");
 }
 
 TEST_F(Session, Case013_HostileSettings_DoNotTouchTheFraming) {
   for (const char* setting :
        {"PS1='$(exit 7)'; PS2='> '; PROMPT_COMMAND='exit 3'", "stty -echo 2>/dev/null",
-        "printf() { command echo spoofed; }; echo() { :; }; command() { :; }; test() { :; }; unset() { :; }",
-        "alias printf=false echo=false trap=false set=false; shopt -s expand_aliases", "trap 'true' DEBUG",
-        "trap 'exit 9' DEBUG; trap - DEBUG", "set -u", "set -f; set -C; set -o posix; set +o posix",
-        "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-", "IFS=x; PATH=/usr/bin:/bin", "trap 'true' ERR EXIT RETURN",
+        "printf() { command echo spoofed; }; echo() { :; }; command() { :; }; test() { :; }; "
+        "unset() { :; }",
+        "alias printf=false echo=false trap=false set=false; shopt -s expand_aliases",
+        "trap 'true' DEBUG", "trap 'exit 9' DEBUG; trap - DEBUG", "set -u",
+        "set -f; set -C; set -o posix; set +o posix", "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-",
+        "IFS=x; PATH=/usr/bin:/bin", "trap 'true' ERR EXIT RETURN",
         "set -E -T; trap ': traced' DEBUG"}) {
     EXPECT_TRUE(Say(setting).result.kind() == v1::END_EXITED) << setting;
     EXPECT_TRUE(Say("(exit 5)").Exited(5)) << setting;
@@ -115,7 +131,8 @@ TEST_F(Session, Case013_HostileSettings_DoNotTouchTheFraming) {
 }
 
 TEST_F(Session, Case013_TextLikeOurOwn_IsOnlyText) {
-  Outcome outcome = Say("printf '{ __dsec() { :; }; } >|\"/proc/self/fd/99/s1.0\"\\ns2.0\\n'; exit_code=3; (exit 3)");
+  Outcome outcome = Say(
+      "printf '{ __dsec() { :; }; } >|\"/proc/self/fd/99/s1.0\"\\ns2.0\\n'; exit_code=3; (exit 3)");
   EXPECT_TRUE(outcome.Exited(3));
   EXPECT_TRUE(Say("trap 'exit 9' DEBUG").Exited(0));
   Outcome ended = Say("echo x");
@@ -132,12 +149,14 @@ TEST_F(Session, ShellEnds_ResultIsItsEndAndTheNextOneSaysSo) {
     v1::EndKind kind;
     int value;
   };
-  for (const Ending& ending : {Ending{"A=1; exit 3", v1::END_EXITED, 3}, Ending{"exec sh -c 'exit 4'", v1::END_EXITED, 4},
-                               Ending{"set -e; false; echo not here", v1::END_EXITED, 1},
-                               Ending{"kill -9 $$", v1::END_SIGNALED, SIGKILL}}) {
+  for (const Ending& ending :
+       {Ending{"A=1; exit 3", v1::END_EXITED, 3}, Ending{"exec sh -c 'exit 4'", v1::END_EXITED, 4},
+        Ending{"set -e; false; echo not here", v1::END_EXITED, 1},
+        Ending{"kill -9 $$", v1::END_SIGNALED, SIGKILL}}) {
     Outcome outcome = Say(ending.script);
     EXPECT_EQ(outcome.result.kind(), ending.kind) << ending.script;
-    EXPECT_EQ(ending.kind == v1::END_EXITED ? outcome.result.exit_code() : outcome.result.signal(), ending.value);
+    EXPECT_EQ(ending.kind == v1::END_EXITED ? outcome.result.exit_code() : outcome.result.signal(),
+              ending.value);
     EXPECT_EQ(outcome.out, "");
     Outcome next = Say("echo fresh$A");
     EXPECT_EQ(next.out, "fresh\n");
@@ -218,7 +237,8 @@ TEST_F(Session, Merged_KeepsTheOrder) {
 TEST_F(Session, Commands_WaitForTheirTurnOutsideTheirTimeLimit) {
   std::vector<uint32_t> calls;
   for (int i = 0; i < 5; ++i) {
-    v1::ExecRequest request = In("s", fmt::format("sleep 0.2; echo {} >> /tmp/turns; cat /tmp/turns", i));
+    v1::ExecRequest request =
+        In("s", fmt::format("sleep 0.2; echo {} >> /tmp/turns; cat /tmp/turns", i));
     request.set_timeout_ms(600);
     calls.push_back(*box_->client().Send("Exec", request));
   }
@@ -234,7 +254,8 @@ TEST_F(Session, Commands_WaitForTheirTurnOutsideTheirTimeLimit) {
 }
 
 TEST_F(Session, Close_KillsTheTreeAndEndsWhatRuns) {
-  Say("(trap '' TERM HUP; setsid sh -c 'while :; do echo x >> /tmp/alive; sleep 0.05; done') & true");
+  Say("(trap '' TERM HUP; setsid sh -c 'while :; do echo x >> /tmp/alive; sleep 0.05; done') & "
+      "true");
   auto running = box_->Start(In("s", "sleep 100"));
   auto queued = box_->Start(In("s", "echo never"));
   ASSERT_TRUE(running.ok() && queued.ok());
@@ -245,7 +266,9 @@ TEST_F(Session, Close_KillsTheTreeAndEndsWhatRuns) {
     EXPECT_EQ(outcome->result.killed_by(), "session_closed");
     EXPECT_EQ(outcome->out, "");
   }
-  EXPECT_EQ(Run("a=$(wc -c < /tmp/alive); sleep 0.3; test $a = $(wc -c < /tmp/alive) && echo dead").out, "dead\n");
+  EXPECT_EQ(
+      Run("a=$(wc -c < /tmp/alive); sleep 0.3; test $a = $(wc -c < /tmp/alive) && echo dead").out,
+      "dead\n");
   EXPECT_TRUE(CgroupsGone());
   EXPECT_EQ(Say("echo new").out, "new\n");
   v1::SessionRequest unknown;

@@ -34,7 +34,8 @@ struct Recorder : TarReader::Sink {
 Result<std::vector<Member>> Parse(std::string_view archive, size_t step = 1 << 20) {
   Recorder recorder;
   TarReader reader(recorder);
-  for (size_t i = 0; i < archive.size(); i += step) DSEC_TRY_VOID(reader.Feed(archive.substr(i, step)));
+  for (size_t i = 0; i < archive.size(); i += step)
+    DSEC_TRY_VOID(reader.Feed(archive.substr(i, step)));
   DSEC_TRY_VOID(reader.Finish());
   return std::move(recorder.members);
 }
@@ -72,9 +73,11 @@ TEST(Tar, EveryType_ComesBack) {
 }
 
 TEST(Tar, OddNamesAndTimes_AreExact) {
-  for (std::string name : {std::string("a b\n\t\"'"), std::string("\xff\xfe"), std::string(255, 'n') + "/" + std::string(255, 'm'),
+  for (std::string name : {std::string("a b\n\t\"'"), std::string("\xff\xfe"),
+                           std::string(255, 'n') + "/" + std::string(255, 'm'),
                            std::string(100, 'x'), std::string(101, 'x')}) {
-    for (int64_t mtime : {int64_t{0}, int64_t{1'234'567'890'123'456'789}, int64_t{-5'500'000'000}}) {
+    for (int64_t mtime :
+         {int64_t{0}, int64_t{1'234'567'890'123'456'789}, int64_t{-5'500'000'000}}) {
       TarEntry entry{.path = name};
       entry.mtime_ns = mtime;
       auto members = Parse(TarHeader(entry) + TarEnd());
@@ -129,26 +132,31 @@ std::string WithRecords(const std::string& records) {
   std::string header = TarHeader(extended);
   header[156] = 'x';
   uint64_t sum = 0;
-  for (size_t i = 0; i < kTarBlock; ++i) sum += i >= 148 && i < 156 ? ' ' : static_cast<unsigned char>(header[i]);
+  for (size_t i = 0; i < kTarBlock; ++i)
+    sum += i >= 148 && i < 156 ? ' ' : static_cast<unsigned char>(header[i]);
   header.replace(148, 8, fmt::format("{:06o}", sum) + std::string("\0 ", 2));
-  return header + records + std::string(TarPadding(records.size()), '\0') + File("f", "data") + TarEnd();
+  return header + records + std::string(TarPadding(records.size()), '\0') + File("f", "data") +
+         TarEnd();
 }
 
 TEST(Tar, HostilePaxRecords_AreRefused) {
   ASSERT_TRUE(Parse(WithRecords("13 path=name\n")).ok());
   EXPECT_EQ((*Parse(WithRecords("13 path=name\n")))[0].entry.path, "name");
-  for (const char* records : {"5 a\n", "99 path=x\n", "0 path=x\n", "18446744073709551616 a=b\n", "x path=y\n", "9 nothing\n",
-                              "13 size=-1234\n", "29 size=99999999999999999999\n", "24 mtime=99999999999999\n",
-                              "22 GNU.sparse.major=2\n", "20 GNU.sparse.map=1\n"}) {
+  for (const char* records :
+       {"5 a\n", "99 path=x\n", "0 path=x\n", "18446744073709551616 a=b\n", "x path=y\n",
+        "9 nothing\n", "13 size=-1234\n", "29 size=99999999999999999999\n",
+        "24 mtime=99999999999999\n", "22 GNU.sparse.major=2\n", "20 GNU.sparse.map=1\n"}) {
     EXPECT_FALSE(Parse(WithRecords(records)).ok()) << records;
   }
   EXPECT_FALSE(Parse(WithRecords("22 GNU.sparse.major=1\n30 GNU.sparse.realsize=1000000\n")).ok());
 }
 
 RC_GTEST_PROP(Tar, AnyBytes_NeverCrash, (const std::vector<uint8_t>& noise, uint16_t position)) {
-  std::string archive = File("f", std::string(3000, 'x')) + File(std::string(150, 'y'), "z") + TarEnd();
+  std::string archive =
+      File("f", std::string(3000, 'x')) + File(std::string(150, 'y'), "z") + TarEnd();
   size_t at = position % archive.size();
-  archive.replace(at, std::min(noise.size(), archive.size() - at), std::string(noise.begin(), noise.end()).substr(0, archive.size() - at));
+  archive.replace(at, std::min(noise.size(), archive.size() - at),
+                  std::string(noise.begin(), noise.end()).substr(0, archive.size() - at));
   auto members = Parse(archive, 1 + noise.size() % 700);
   if (!members.ok()) RC_ASSERT(members.error().code() == Code::kInvalidArgument);
 }

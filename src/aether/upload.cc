@@ -94,8 +94,8 @@ Result<void> NewFile::Commit(std::optional<mode_t> mode, Existing existing) {
 }
 
 Result<void> NewFile::Publish() {
-  // A file system of the sandbox's user namespace, such as its /dev/shm, takes new names from ids of
-  // that namespace only (fsuidgid_has_mapping in fs/namei.c).
+  // A file system of the sandbox's user namespace, such as its /dev/shm, takes new names from ids
+  // of that namespace only (fsuidgid_has_mapping in fs/namei.c).
   ScopedFsIdentity as(owner_.uid, owner_.gid);
   if (hidden_.empty()) {
     std::string self = fmt::format("/proc/self/fd/{}", file_.get());

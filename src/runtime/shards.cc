@@ -107,8 +107,8 @@ std::shared_ptr<Remote> StartRemote(const Executor& executor, boost::asio::await
   // coroutine can be reached by it.
   boost::asio::post(executor, [remote, work = std::move(work)]() mutable {
     boost::asio::co_spawn(remote->executor, Guarded(std::move(work)),
-                          boost::asio::bind_cancellation_slot(remote->signal.slot(),
-                                                              [remote](const std::exception_ptr&) {}));
+                          boost::asio::bind_cancellation_slot(
+                              remote->signal.slot(), [remote](const std::exception_ptr&) {}));
   });
   return remote;
 }

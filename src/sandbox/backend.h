@@ -25,7 +25,8 @@ using Journal = std::function<Result<void>(const v1::SandboxRecord&)>;
 // How an agent was found to have ended.
 struct AgentEnd {
   // The memory limit killed a process of the sandbox since its figures were last read. The kernel
-  // does not say which one; init and the agent die of nothing else that code inside can bring about.
+  // does not say which one; init and the agent die of nothing else that code inside can bring
+  // about.
   bool oom = false;
   std::string message;  // for the termination record
 };

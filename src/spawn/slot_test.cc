@@ -445,8 +445,9 @@ TEST_F(Launching, Steps_AllTimed) {
                                              "init_dev", "exec_agent"}));
   names.clear();
   for (const StepTime& step : report->steps) names.emplace_back(step.step);
-  EXPECT_EQ(names, (std::vector<std::string>{"root", "directories", "files", "proc", "dev", "shm",
-                                             "views", "hostname", "enter_root", "limits", "handover"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"root", "directories", "files", "proc", "dev", "shm", "views",
+                                      "hostname", "enter_root", "limits", "handover"}));
 }
 
 }  // namespace

@@ -48,7 +48,8 @@ Result<uint32_t> Client::Send(std::string_view method,
   rpc::AppendFrame(out, stream, rpc::MessageType::kRequest, 0, rpc::SerializeRequest(call));
   for (size_t sent = 0; sent < out.size();) {
     ssize_t size = ::send(socket_.get(), out.data() + sent, out.size() - sent, MSG_NOSIGNAL);
-    if (size <= 0) return Error(Code::kUnavailable, "test.closed", "the agent closed the connection");
+    if (size <= 0)
+      return Error(Code::kUnavailable, "test.closed", "the agent closed the connection");
     sent += static_cast<size_t>(size);
   }
   return stream;

@@ -42,6 +42,15 @@ Result<void> Write(int dir, const std::string& path, std::string_view value) {
   return os::WriteExisting(dir, path.c_str(), value).Context("write {} to {}", value, path);
 }
 
+bool Holds(int dir, const std::string& path, const std::string& value) {
+  const auto now = os::ReadFile(dir, path.c_str(), kMaxControlFile);
+  return now.ok() && *now == value + "\n";
+}
+
+Result<void> WriteChange(int dir, const std::string& path, const std::string& value) {
+  return Holds(dir, path, value) ? Ok() : Write(dir, path, value);
+}
+
 bool Exists(int dir, const std::string& path) {
   return ::faccessat(dir, path.c_str(), F_OK, 0) == 0;
 }
@@ -319,6 +328,8 @@ Result<SlotCgroups> CgroupTree::Make(const SlotName& name, uint32_t agent_uid, u
     if (place->v1_top < 0) continue;
     DSEC_TRY(*fd, OpenDir(DirOf(*place), slot));
   }
+  // What the last sandbox had, the next one is likely to have.
+  if (cpu_.found()) DSEC_TRY_VOID(SetCpu(slot, *likely_cpu_millis_));
   // With it the agent asks v1 to be told of an OOM at once; v2 tells without.
   constexpr char kEventControl[] = "cgroup.event_control";
   if (made.memory.valid() && Exists(made.memory.get(), kEventControl)) {
@@ -331,6 +342,7 @@ Result<void> CgroupTree::SetLimits(const SlotName& name, const v1::Limits& limit
   const std::string slot = name.str();
   DSEC_TRY_VOID(SetMemory(slot, limits.memory_bytes()));
   DSEC_TRY_VOID(SetCpu(slot, limits.cpu_millis()));
+  *likely_cpu_millis_ = limits.cpu_millis();
   return Write(DirOf(pids_), PathOf(pids_, slot) + "/pids.max",
                fmt::format("{}", limits.pids() + kInitProcesses));
 }
@@ -363,19 +375,26 @@ Result<void> CgroupTree::SetCpu(const std::string& slot, uint64_t millis) {
   const std::string path = PathOf(cpu_, slot);
   const uint64_t quota = millis * kCpuPeriodUsec / 1000;
   // Unused quota carries over into one period at most, so that short bursts are not throttled.
+  // Never more than the quota, so it goes first.
+  const std::string burst = path + (cpu_.v2 ? "/cpu.max.burst" : "/cpu.cfs_burst_us");
+  const std::string limit = path + (cpu_.v2 ? "/cpu.max" : "/cpu.cfs_quota_us");
+  const std::string value =
+      cpu_.v2 ? fmt::format("{} {}", quota, kCpuPeriodUsec) : fmt::format("{}", quota);
+  const std::string carried = fmt::format("{}", quota);
+  // Each of these writes walks all groups of the host (walk_tg_tree in kernel/sched).
+  if (!Holds(dir, limit, value) || (burst_ && !Holds(dir, burst, carried))) {
+    if (burst_) DSEC_TRY_VOID(WriteChange(dir, burst, "0"));
+    if (!cpu_.v2) {
+      DSEC_TRY_VOID(
+          WriteChange(dir, path + "/cpu.cfs_period_us", fmt::format("{}", kCpuPeriodUsec)));
+    }
+    DSEC_TRY_VOID(Write(dir, limit, value));
+    if (burst_) DSEC_TRY_VOID(Write(dir, burst, carried));
+  }
   if (cpu_.v2) {
-    const std::string burst = path + "/cpu.max.burst";
-    if (burst_) DSEC_TRY_VOID(Write(dir, burst, "0"));
-    DSEC_TRY_VOID(Write(dir, path + "/cpu.max", fmt::format("{} {}", quota, kCpuPeriodUsec)));
-    if (burst_) DSEC_TRY_VOID(Write(dir, burst, fmt::format("{}", quota)));
     return Write(dir, path + "/cpu.weight",
                  fmt::format("{}", std::clamp<uint64_t>(millis / 10, 1, 10000)));
   }
-  const std::string burst = path + "/cpu.cfs_burst_us";
-  if (burst_) DSEC_TRY_VOID(Write(dir, burst, "0"));
-  DSEC_TRY_VOID(Write(dir, path + "/cpu.cfs_period_us", fmt::format("{}", kCpuPeriodUsec)));
-  DSEC_TRY_VOID(Write(dir, path + "/cpu.cfs_quota_us", fmt::format("{}", quota)));
-  if (burst_) DSEC_TRY_VOID(Write(dir, burst, fmt::format("{}", quota)));
   return Write(dir, path + "/cpu.shares",
                fmt::format("{}", std::clamp<uint64_t>(millis * 1024 / 1000, 2, 262144)));
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -123,9 +124,13 @@ class CgroupTree {
   CgroupFs kernel_;
   CgroupFs& fs_;
   std::string_view driver_;
-  std::string v2_controllers_;         // "+memory +cpu +pids": those that are on v2
-  bool swap_bounded_ = false;          // v1 memory with memsw, or v2
-  bool burst_ = false;                 // cpu.cfs_burst_us, cpu.max.burst
+  std::string v2_controllers_;  // "+memory +cpu +pids": those that are on v2
+  bool swap_bounded_ = false;   // v1 memory with memsw, or v2
+  bool burst_ = false;          // cpu.cfs_burst_us, cpu.max.burst
+  // The bandwidth of the last sandbox, which new slots are given: setting it costs a walk over all
+  // groups of the host, which a create then need not do.
+  std::unique_ptr<std::atomic<uint64_t>> likely_cpu_millis_ =
+      std::make_unique<std::atomic<uint64_t>>(1000);
   os::UniqueFd unified_;               // node_dir in v2
   std::vector<os::UniqueFd> v1_tops_;  // node_dir in each v1 hierarchy in use
   Place memory_, cpu_, pids_;

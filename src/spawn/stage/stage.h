@@ -70,8 +70,9 @@ class StepClock {
 
 // Layout of the spawner's root, which both stages inherit. All of it is empty or made of device
 // nodes.
-// What init makes its root when the slot is made, so that the launch needs no pivot_root: that looks
-// at every task of the host (chroot_fs_refs in fs/fs_struct.c), 0.35 ms for each 1,000 of them.
+// What init makes its root when the slot is made, so that the launch needs no pivot_root: that
+// looks at every task of the host (chroot_fs_refs in fs/fs_struct.c), 0.35 ms for each 1,000 of
+// them.
 inline constexpr char kStage[] = "/stage";
 // Below it, as init sees it from then on.
 inline constexpr char kNewRoot[] = "/root";   // where the sandbox's root is attached

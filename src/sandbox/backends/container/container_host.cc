@@ -218,7 +218,8 @@ HeldLayers ContainerHost::HoldLayers(const v1::SandboxRecord& record) {
     if (mounted.ok()) {
       held.push_back(*std::move(mounted));
     } else {
-      log::Warn("sandbox.layer_not_held", {{"sandbox_id", record.id()}, {"error", mounted.error()}});
+      log::Warn("sandbox.layer_not_held",
+                {{"sandbox_id", record.id()}, {"error", mounted.error()}});
     }
   }
   return held;

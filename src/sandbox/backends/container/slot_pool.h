@@ -33,8 +33,8 @@ struct SlotPoolOptions {
 
 // Hands out slots, and sees to it that no index ever has two owners. A few are made ahead; a Take
 // that finds none has one made for it. Makers work for those who wait before they fill up the pool,
-// and fill it up in one go once it is half empty: on cgroup v1 the first of some slots holds up every
-// fork and exit of the host for a grace period of RCU (percpu_down_write of
+// and fill it up in one go once it is half empty: on cgroup v1 the first of some slots holds up
+// every fork and exit of the host for a grace period of RCU (percpu_down_write of
 // cgroup_threadgroup_rwsem), so the commands of a sandbox that was just made would suffer from the
 // slot that replaces its own. Thread-safe.
 //
