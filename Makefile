@@ -32,12 +32,12 @@ unit: build ## only the fast tests without root
 
 asan: setup ## unit, component and fuzz tests under ASan and UBSan
 	@cmake --preset asan > /dev/null
-	@cmake --build --preset asan -j $(JOBS)
+	@cmake --build --preset asan --target dsec_fast_tests -j $(JOBS)
 	@tools/test/run_tests.py --build build/asan --only unit,component,fuzz
 
 tsan: setup ## unit and component tests under TSan
 	@cmake --preset tsan > /dev/null
-	@cmake --build --preset tsan -j $(JOBS)
+	@cmake --build --preset tsan --target dsec_fast_tests -j $(JOBS)
 	@tools/test/run_tests.py --build build/tsan --only unit,component
 
 bench: ## all benchmarks; figures in build/bench/figures.jsonl

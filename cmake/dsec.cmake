@@ -61,6 +61,9 @@ function(dsec_library name)
   endif()
 endfunction()
 
+# What runs under the sanitizers: all that `make asan` and `make tsan` build.
+add_custom_target(dsec_fast_tests)
+
 # dsec_test(NAME LABEL SOURCES ... DEPS ...): one GoogleTest binary, one ctest entry with that label.
 # LABEL is one of unit, component, privileged, system, chaos, security, fuzz, vm, lint.
 function(dsec_test name label)
@@ -74,6 +77,9 @@ function(dsec_test name label)
     set(ARG_TIMEOUT 300)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${ARG_TIMEOUT})
+  if(label MATCHES "^(unit|component)$")
+    add_dependencies(dsec_fast_tests ${name})
+  endif()
   if(NOT label STREQUAL "unit")
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
@@ -88,6 +94,7 @@ function(dsec_fuzz name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} dsec_flags dsec_sanitize)
+  add_dependencies(dsec_fast_tests ${name})
   target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   # What it finds goes to the first folder, in the build tree; the corpus itself is only read.

@@ -225,6 +225,7 @@ void Exec::OnStarted(int pid, os::UniqueFd pidfd) {
                      [this] { StartKill(KillReason::kTimeout, std::chrono::milliseconds(0), 0); });
   }
   AnswerStdin();
+  AnswerWaiters(false);
   if (kill_ != KillReason::kNone) KillNow();
 }
 

@@ -137,6 +137,7 @@ class Exec {
     uint64_t stderr_offset = 0;
     uint64_t max_bytes = 0;
     bool known = false;
+    bool for_start = false;  // answered once there is a process
     Timer limit;
     ExecReplyFn reply;
   };

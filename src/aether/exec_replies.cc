@@ -12,6 +12,7 @@ constexpr uint64_t kDefaultReplyBytes = 1u << 20;
 constexpr uint64_t kMaxReplyBytes = 3u << 19;
 constexpr std::chrono::milliseconds kMaxWait{60000};
 constexpr std::chrono::seconds kStdinWait{10};
+constexpr std::chrono::seconds kStartWait{5};
 
 void AddChunks(const OutputStream& stream, uint64_t offset, uint64_t max_bytes, bool closed,
                google::protobuf::RepeatedPtrField<v1::StreamChunk>& chunks, v1::StreamState& state,
@@ -42,6 +43,11 @@ void Exec::Wait(uint64_t caller, const v1::PollRequest& poll, bool known, ExecRe
   waiter.reply = std::move(reply);
   auto wait =
       std::min(kMaxWait, std::chrono::milliseconds(std::min<uint64_t>(poll.wait_ms(), 1u << 30)));
+  // Who starts a command without waiting for its end is told of its process: signals and input can
+  // follow at once. In a session it may first have to wait for others.
+  waiter.for_start = wait.count() == 0 && !known && session_name_.empty() &&
+                     (state_ == State::kPending || state_ == State::kStarting);
+  if (waiter.for_start) wait = kStartWait;
   if (done() || wait.count() == 0 || HasNews(waiter)) {
     waiter.reply(Reply(waiter));
     return;
@@ -92,7 +98,8 @@ void Exec::AnswerWaiters(bool all) {
   std::list<Waiter> due;
   for (auto waiter = waiters_.begin(); waiter != waiters_.end();) {
     auto next = std::next(waiter);
-    if (all || HasNews(*waiter)) due.splice(due.end(), waiters_, waiter);
+    bool started = waiter->for_start && state_ != State::kPending && state_ != State::kStarting;
+    if (all || started || HasNews(*waiter)) due.splice(due.end(), waiters_, waiter);
     waiter = next;
   }
   for (Waiter& waiter : due) {
