@@ -238,12 +238,14 @@ class DSecClient:
             errors.NotFoundError: ``layer.not_found``.
             errors.InvalidArgumentError, errors.UnsupportedError, errors.ConflictError, errors.InfrastructureError.
         """
-        body = args.to_wire()
-        body["request_id"] = request_id or _wire.new_id("req")
-        body["timeout_ms"] = max(1, types._scaled("timeout", timeout, 1000) or 0)
-        # Less than the whole, so that the answer is "no capacity" and not "no time".
-        body["capacity_wait_ms"] = body["timeout_ms"] - min(1000, body["timeout_ms"] // 2)
-        until = time.monotonic() + timeout
+        fixed = {**args.to_wire(), "request_id": request_id or _wire.new_id("req")}
+        until = time.monotonic() + (types._scaled("timeout", timeout, 1000) or 0) / 1000
+
+        def body() -> dict:
+            left = max(1, round((until - time.monotonic()) * 1000))
+            # Less than the whole, so that the answer is "no capacity" and not "no time".
+            return {**fixed, "timeout_ms": left, "capacity_wait_ms": left - min(1000, left // 2)}
+
         response = self._transport.call("POST", "/v1/sandboxes", body=body, timeout=timeout + 5.0, retry_until=until)
         return Sandbox(self._transport, response.json())
 

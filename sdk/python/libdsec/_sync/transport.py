@@ -94,18 +94,18 @@ class Transport:
         method: str,
         path: str,
         *,
-        body: typing.Optional[dict] = None,
+        body: typing.Union[dict, typing.Callable[[], dict], None] = None,
         content: typing.Any = None,
         headers: typing.Optional[dict] = None,
         timeout: typing.Optional[float] = 60.0,
         retry_until: typing.Optional[float] = None,
     ) -> httpx.Response:
         """One request with its whole reply. With ``retry_until`` (monotonic time) a retriable failure is tried again until
-        then; only idempotent requests may ask for that."""
+        then; only idempotent requests may ask for that. A body that says how much time is left is made anew for each try."""
         pause = 0.05
         while True:
             try:
-                response = self._send(method, path, body, content, headers, timeout)
+                response = self._send(method, path, body() if callable(body) else body, content, headers, timeout)
                 try:
                     response.read()
                 finally:
@@ -116,9 +116,10 @@ class Transport:
             except httpx.HTTPError as error:
                 failure = _connection_error(error)
             left = 0.0 if retry_until is None else retry_until - time.monotonic()
-            if not failure.retriable or left <= 0:
+            wait = failure.retry_after or pause
+            if not failure.retriable or left <= wait:
                 raise failure
-            _flavor.sleep(min(failure.retry_after or pause, left))
+            _flavor.sleep(wait)
             pause = min(pause * 2, 2.0)
 
     @contextlib.contextmanager
