@@ -61,8 +61,9 @@ def host_things(node_id):
 class Node:
     """One `dsec up` with state of its own below `folder`."""
 
-    def __init__(self, folder, layers, node_id, **config):
+    def __init__(self, folder, layers, node_id, *, program=DSEC, **config):
         self.folder = pathlib.Path(folder)
+        self.program = program
         self.node_id = node_id
         self.layers = layers
         self.config = config
@@ -87,7 +88,7 @@ class Node:
         config.write_text("\n".join(lines) + "\n", encoding="ascii")
         log = open(self.log, "ab")
         self.process = subprocess.Popen(
-            [DSEC, "up", "--config", config], stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL,
+            [self.program, "up", "--config", config], stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL,
             env=dict(os.environ, **(env or {})), start_new_session=True,
         )
         log.close()

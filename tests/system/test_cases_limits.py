@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acceptance cases: processes, memory, disk, CPU."""
 
+import contextlib
 import os
+import pathlib
 import resource
+import shutil
+import subprocess
+import tempfile
 import threading
 import time
 
 import pytest
 
+import support
 from libdsec import Exited, OomKilled, Signaled, SpawnError, Timeout, errors
-from support import MIB, sandbox, wait_until
+from support import BASE, DSEC, MIB, args, sandbox, wait_until
 
 ZOMBIES = "n=0; for s in /proc/[0-9]*/stat; do read -r l < $s 2>/dev/null && case \"$l\" in *') Z '*) n=$((n+1));; esac; done; echo $n"
 
@@ -48,7 +54,7 @@ def test_case_050_fork_bomb_is_contained(client):
 
 def test_case_051_process_limits_are_per_sandbox(client):
     script = "for i in $(seq {n}); do sleep 60 & done; jobs -p | wc -l"
-    boxes = [client.run_container(__import__("support").args()) for _ in range(4)]
+    boxes = [client.run_container(args()) for _ in range(4)]
     try:
         for box in boxes:
             assert box.run_shell(script.format(n=200)).stdout == b"200\n"
@@ -161,8 +167,105 @@ def test_case_064_only_real_blocks_count(client):
         assert b"stopped" in result.stdout, result
 
 
+@contextlib.contextmanager
+def small_disk(size):
+    """A folder that is the root of an ext4 of its own, without project quota."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="dsec-test-"))
+    image, disk = folder / "image", folder / "disk"
+    disk.mkdir()
+    image.touch()
+    os.truncate(image, size)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    try:
+        yield disk
+    finally:
+        # The last descriptor of the scratch file system is closed by the kernel when it likes.
+        wait_until(lambda: subprocess.run(["umount", disk], capture_output=True).returncode == 0, 20, f"{disk} is idle")
+        support.remove_tree(folder)
+
+
+@contextlib.contextmanager
+def node_on(disk, layers, name, **config):
+    """A node with its state on `disk`, and a client of it; afterwards nothing of it is on the host."""
+    made = support.Node(disk, layers, name, **config)
+    try:
+        made.start()
+        with made.client() as client:
+            yield made, client
+        made.stop()
+    finally:
+        if made.process is not None and made.process.poll() is None:
+            made.kill()
+        purged = made.purge()
+    assert purged.returncode == 0, purged.stderr
+    assert support.host_things(name) == []
+
+
+def test_case_066_quota_that_cannot_be_enforced(layers):
+    """Neither project quota nor the tool that makes a file system with quotas."""
+    tool = shutil.which("mkfs.btrfs", path="/usr/sbin:/sbin:/usr/bin:/bin")
+    assert tool, "btrfs-progs is missing"
+    with small_disk(256 * MIB) as disk:
+        program = disk / "dsec-without-btrfs"
+        program.write_text("#!/bin/sh -e\n"
+                           f"exec unshare --mount sh -ec 'mount --bind /dev/null {tool}; exec {DSEC} \"$@\"' sh \"$@\"\n")
+        program.chmod(0o755)
+        with node_on(disk, layers, "noquota", program=program, disk_reserve_bytes=0) as (node, client):
+            (quota,) = [item for item in client.node()["capabilities"] if item["name"] == "disk_quota"]
+            assert (quota["used"], quota["ok"]) == ("none", False) and "btrfs-progs" in quota["detail"], quota
+            for limit in (100, None):  # what the node would take by default is a limit too
+                with pytest.raises(errors.UnsupportedError) as caught:
+                    client.run_container(args(disk_limit_mb=limit))
+                assert (caught.value.reason, caught.value.field) == ("limit.unenforceable", "limits.disk_bytes")
+            assert client.node()["live"] == 0 and list(client.list(include_ended=True)) == []
+
+
+def test_case_067_node_disk_nearly_full(layers, tmp_path):
+    with small_disk(2048 * MIB) as disk, node_on(disk, layers, "diskfull", scratch_bytes=1024 * MIB,
+                                                 disk_reserve_bytes=256 * MIB) as (node, client):
+        boxes = [client.run_container(args(memory_limit_mb=64)) for _ in range(3)]
+        counting = boxes[0].start(script="while :; do echo x >> /beat; sleep 0.1; done")
+        usage = shutil.disk_usage(disk)
+        filler = disk / "filler"
+        with open(filler, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, usage.free - usage.total // 20)
+
+        started = time.monotonic()
+        status, headers, body = node.curl("POST", "/v1/sandboxes", {"request_id": "late", "base": BASE})
+        assert time.monotonic() - started < 1
+        assert (status, body["error"]["reason"]) == (429, "capacity.disk") and headers["Retry-After"], body
+
+        for box in boxes:
+            written = box.run_shell("dd if=/dev/urandom of=/data bs=1M count=10 conv=fsync 2>/dev/null && stat -c %s /data")
+            assert written.end == Exited(0) and int(written.stdout) == 10 * MIB, written
+        beats = boxes[0].files.stat("/beat").size
+        wait_until(lambda: boxes[0].files.stat("/beat").size > beats, 5, "what runs goes on")
+
+        with open(tmp_path / "large", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 500 * MIB)
+        started = time.monotonic()
+        build = node.cli("layer", "build", "--layers", disk / "layers", "--kind", "workspace", "--name", "large:1",
+                         "--from-dir", tmp_path)
+        assert time.monotonic() - started < 2 and build.returncode == 125
+        assert b"layer.no_space" in build.stderr and b"needs" in build.stderr, build.stderr
+        assert int(build.stderr.split(b"needs ")[1].split()[0]) >= 500 * MIB
+        assert os.listdir(disk / "layers" / "tmp") == []
+
+        for box in boxes:
+            started = time.monotonic()
+            box.stop()
+            assert time.monotonic() - started < 5 and box.refresh()["state"] == "stopped"
+        with pytest.raises(errors.SandboxEndedError):
+            counting.wait()
+        assert client.node()["live"] == 0
+        filler.unlink()
+        with sandbox(client) as box:
+            assert box.run_shell("echo ok > /data && cat /data").stdout == b"ok\n"
+
+
 def test_case_068_undeletable_trees_are_deleted(node, client):
-    box = client.run_container(__import__("support").args())
+    box = client.run_container(args())
     box.exec(["python3", "-c", "import os\nfor i in range(3000):\n    os.mkdir('d'); os.chdir('d')"], cwd="/tmp")
     box.run_shell("mkdir /tmp/closed; chmod 000 /tmp/closed; cd /tmp; touch $'a\\nb'; chattr +i $'a\\nb' 2>/dev/null; true",
                   shell="/bin/bash")
