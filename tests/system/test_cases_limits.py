@@ -68,7 +68,7 @@ def test_case_051_process_limits_are_per_sandbox(client):
 
 @pytest.mark.parametrize("script,code", [("exit 5", 5), ("sleep 1", 0)])
 def test_case_053_entrypoint_ends(client, script, code):
-    box = client.run_container(__import__("support").args(entrypoint=["sh", "-c", script]))
+    box = client.run_container(args(entrypoint=["sh", "-c", script]))
     wait_until(lambda: box.refresh()["state"] == "stopped", 10, "the sandbox stops with its entrypoint")
     termination = box.info["termination"]
     assert termination["cause"] == "entrypoint_exit" and termination["exit_code"] == code
