@@ -42,6 +42,13 @@ def test_case_097_no_capacity_is_an_answer(client, full):
     full.append(made[0])
 
 
+def test_no_capacity_is_told_within_the_time_of_the_call(client, full):
+    started = time.monotonic()
+    with pytest.raises(errors.NoCapacityError):
+        client.run_container(args(memory_limit_mb=64), timeout=3)
+    assert 1.5 < time.monotonic() - started < 3.5
+
+
 def test_case_091_slots_come_back(client):
     def cycle(_):
         box = client.run_container(args(memory_limit_mb=64), timeout=30)
