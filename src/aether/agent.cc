@@ -270,7 +270,7 @@ void Agent::Dispatch(Server::Call& call) {
     });
   } else if (method == "Watch") {
     With<v1::WatchRequest>(call, [&](v1::WatchRequest request) {
-      files_->WatchPath(std::move(request), caller, Typed<v1::WatchReply>(respond));
+      files_->WatchPath(request, caller, Typed<v1::WatchReply>(respond));
     });
   } else if (method == "PullArchive") {
     With<v1::PullArchiveRequest>(call, [&](v1::PullArchiveRequest request) {

@@ -55,7 +55,7 @@ FileService::FileService(Loop& loop, WorkerPool& workers, std::function<int()> r
 
 template <typename Request, typename Reply>
 void FileService::Run(Request request, Result<Reply> (*job)(int, const Request&),
-                      ReplyFn<Reply> reply) {
+                      const ReplyFn<Reply>& reply) {
   Result<void> asked = workers_.Run<Result<Reply>>(
       [root = root_(), request = std::move(request), job] { return job(root, request); }, reply);
   if (!asked.ok()) reply(asked.error());
@@ -116,7 +116,7 @@ void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint
                        bool drop, bool last,
                        Result<Reply> (*job)(State&, int root, const std::string& user,
                                             const Request&),
-                       ReplyFn<Reply> reply) {
+                       const ReplyFn<Reply>& reply) {
   const std::string id = request.transfer_id();
   if (Result<OpId> parsed = ParseOpId(id, "transfer_id"); !parsed.ok())
     return reply(parsed.error());
@@ -280,7 +280,7 @@ Result<v1::PushArchiveReply> FileService::StepPush(PushState& state, int root,
   return reply;
 }
 
-void FileService::WatchPath(v1::WatchRequest request, uint64_t caller,
+void FileService::WatchPath(const v1::WatchRequest& request, uint64_t caller,
                             ReplyFn<v1::WatchReply> reply) {
   const std::string id = request.watch_id();
   if (Result<OpId> parsed = ParseOpId(id, "watch_id"); !parsed.ok()) return reply(parsed.error());

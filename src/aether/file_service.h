@@ -41,7 +41,7 @@ class FileService {
   void Write(v1::WriteRequest request, uint64_t caller, ReplyFn<v1::WriteReply> reply);
   void Pull(v1::PullArchiveRequest request, uint64_t caller, ReplyFn<v1::PullArchiveReply> reply);
   void Push(v1::PushArchiveRequest request, uint64_t caller, ReplyFn<v1::PushArchiveReply> reply);
-  void WatchPath(v1::WatchRequest request, uint64_t caller, ReplyFn<v1::WatchReply> reply);
+  void WatchPath(const v1::WatchRequest& request, uint64_t caller, ReplyFn<v1::WatchReply> reply);
   void DropCaller(uint64_t caller);
 
  private:
@@ -67,12 +67,12 @@ class FileService {
   };
 
   template <typename Request, typename Reply>
-  void Run(Request request, Result<Reply> (*job)(int, const Request&), ReplyFn<Reply> reply);
+  void Run(Request request, Result<Reply> (*job)(int, const Request&), const ReplyFn<Reply>& reply);
   template <typename State, typename Reply, typename Request>
   void Step(Transfers<State, Reply>& transfers, Request request, uint64_t caller, bool drop,
             bool last,
             Result<Reply> (*job)(State&, int root, const std::string& user, const Request&),
-            ReplyFn<Reply> reply);
+            const ReplyFn<Reply>& reply);
   template <typename State, typename Reply>
   void Forget(Transfers<State, Reply>& transfers, const std::string& id);
   // Forgets one finished transfer; false when there is none.

@@ -67,13 +67,13 @@ std::string ReadLink(int dirfd, const char* name) {
 }
 
 uint64_t HiddenNonce() {
-  static const uint64_t nonce = Rng::FromSystem().Next();
-  return nonce;
+  static const uint64_t kNonce = Rng::FromSystem().Next();
+  return kNonce;
 }
 
 const std::string& HiddenPrefix() {
-  static const std::string prefix = fmt::format(".dsec-{:016x}-", HiddenNonce());
-  return prefix;
+  static const std::string kPrefix = fmt::format(".dsec-{:016x}-", HiddenNonce());
+  return kPrefix;
 }
 
 }  // namespace

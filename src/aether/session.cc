@@ -289,7 +289,7 @@ void Session::CheckReady() {
   next_ = Timer(context_.loop, context_.loop.now(), [this] { Next(); });
 }
 
-void Session::FailStart(const char* step, int sys_errno, std::string message) {
+void Session::FailStart(const char* step, int sys_errno, const std::string& message) {
   state_ = State::kNoShell;
   start_timer_.Reset();
   shell_reader_.reset();

@@ -93,7 +93,7 @@ class Session {
   Result<void> PrepareShell(const Identity& identity);
   void CheckReady();
   void OnShellEnded(const InitClient::Ended& end);
-  void FailStart(const char* step, int sys_errno, std::string message);
+  void FailStart(const char* step, int sys_errno, const std::string& message);
   void StartCommand();
   Result<Exec::SessionStart> PrepareCommand(const v1::ExecRequest& request, std::string& lines);
   void OnDriverReadable();

@@ -156,7 +156,7 @@ void Watch::AddDirectory(const std::string& below) {
   size_t room = kMaxDirectories - std::min(kMaxDirectories, tree_->directories.size());
   Result<void> asked =
       workers_.Run<Found>([tree = tree_, below, room] { return Cover(*tree, below, room); },
-                          [self = self_](Found found) {
+                          [self = self_](const Found& found) {
                             Watch* watch = *self;
                             if (watch == nullptr) return;
                             for (auto& [descriptor, path] : found.directories)

@@ -44,8 +44,8 @@ struct State {
 };
 
 State& Global() {
-  static State* const state = new State();
-  return *state;
+  static State* const kState = new State();
+  return *kState;
 }
 
 Error Invalid(std::string_view item, std::string_view rule) {

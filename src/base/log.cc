@@ -208,8 +208,8 @@ class Logger {
 
 Logger& Instance() {
   // Never destroyed: threads may still log while static objects go.
-  static Logger* const logger = new Logger();
-  return *logger;
+  static Logger* const kLogger = new Logger();
+  return *kLogger;
 }
 
 dsec::Error Invalid(std::string_view what, std::string_view text, std::string_view rule) {

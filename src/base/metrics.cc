@@ -132,8 +132,8 @@ Registry::~Registry() = default;
 
 Registry& Registry::Global() {
   // Never destroyed: threads may still count while static objects go.
-  static Registry* const registry = new Registry();
-  return *registry;
+  static Registry* const kRegistry = new Registry();
+  return *kRegistry;
 }
 
 Registry::Series& Registry::Find(Kind kind, std::string_view name, std::string_view help,

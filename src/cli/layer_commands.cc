@@ -280,7 +280,7 @@ void AddLayerCommands(CLI::App& app, Context& context) {
       ->envname("DSEC_LAYERS");
   layer->add_option("--state-dir", flags->state_dir, "State folder of the node")
       ->capture_default_str();
-  const auto run = [&context](CLI::App* command, auto body) {
+  const auto run = [&context](CLI::App* command, const auto& body) {
     command->callback([&context, body] {
       if (auto done = body(); !done.ok()) context.Fail(done.error());
     });

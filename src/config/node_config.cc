@@ -58,7 +58,7 @@ const Key kKeys[] = {
     {"agent_uid_base", &NodeConfig::agent_uid_base, "uid", 1000, 0xfffeffff,
      "First host id of agents; each takes one."},
     {"scratch_bytes", &NodeConfig::scratch_bytes, "bytes", 0, 1024 * kTera,
-     "Size of the scratch image where one is used; sparse. 0: four fifths of the file system."},
+     "Size of the scratch image where one is used; sparse. 0: four fifths of what is free."},
     {"memory_reserve_bytes", &NodeConfig::memory_reserve_bytes, "bytes", 0, kTera,
      "Creations are refused below so much available memory of the host."},
     {"disk_reserve_bytes", &NodeConfig::disk_reserve_bytes, "bytes", 0, kTera,

@@ -26,7 +26,7 @@ struct NodeConfig {
   uint64_t create_queue = 4096;
   uint64_t id_base = 0x70000000;  // sandbox/isolators/ids.h says why
   uint64_t agent_uid_base = 0x7fff0000;
-  uint64_t scratch_bytes = 0;  // 0: four fifths of the file system
+  uint64_t scratch_bytes = 0;  // 0: four fifths of what is free
 
   uint64_t memory_reserve_bytes = 512ull << 20;
   uint64_t disk_reserve_bytes = 1ull << 30;

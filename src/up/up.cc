@@ -73,6 +73,19 @@ void SetUpLog(const config::NodeConfig& config) {
   log::Configure(options);
 }
 
+runtime::Task<void> StopAll(edge::Edge* edge, apiserver::ApiServer* server, bool stop_sandboxes) {
+  const Deadline deadline = Deadline::After(seconds(15));
+  if (stop_sandboxes) {
+    auto ended =
+        co_await edge->StopSandboxes(std::chrono::milliseconds(0), Deadline::After(seconds(60)));
+    if (!ended.ok()) log::Warn("node.stop_sandboxes", {{"error", ended.error()}});
+  }
+  auto closed = co_await server->Stop(deadline);
+  if (!closed.ok()) log::Warn("node.stop", {{"error", closed.error()}});
+  auto stopped = co_await edge->Stop(deadline);
+  co_return stopped;
+}
+
 // Runs until a signal. What is declared first ends last.
 Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int signals) {
   DSEC_TRY_VOID(fault::ArmFromEnv());
@@ -121,19 +134,8 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   while (read(signals, &info, sizeof info) != sizeof info) {
   }
   log::Info("node.stopping", {{"signal", info.ssi_signo}});
-  const auto stop = [&]() -> runtime::Task<void> {
-    const Deadline deadline = Deadline::After(seconds(15));
-    if (stop_sandboxes) {
-      auto ended =
-          co_await edge->StopSandboxes(std::chrono::milliseconds(0), Deadline::After(seconds(60)));
-      if (!ended.ok()) log::Warn("node.stop_sandboxes", {{"error", ended.error()}});
-    }
-    auto closed = co_await (*server)->Stop(deadline);
-    if (!closed.ok()) log::Warn("node.stop", {{"error", closed.error()}});
-    auto stopped = co_await edge->Stop(deadline);
-    co_return stopped;
-  };
-  auto stopped = runtime::BlockOn(shards->at(0), stop());
+  auto stopped =
+      runtime::BlockOn(shards->at(0), StopAll(edge.get(), server->get(), stop_sandboxes));
   end_shards();
   server->reset();
   return stopped;

@@ -129,7 +129,7 @@ Result<v1::ExecReply> AgentSandbox::Start(v1::ExecRequest request) {
   return client_->Call<v1::ExecReply>("Exec", request);
 }
 
-Result<Outcome> AgentSandbox::Run(v1::ExecRequest request) {
+Result<Outcome> AgentSandbox::Run(const v1::ExecRequest& request) {
   DSEC_TRY(v1::ExecReply reply, client_->Call<v1::ExecReply>("Exec", request));
   return Collect(std::move(reply));
 }

@@ -75,7 +75,7 @@ class AgentSandbox {
   v1::ExecRequest Script(std::string_view script);
   v1::ExecRequest Argv(const std::vector<std::string>& argv);
   // Starts it, waits for its end, collects the output and acknowledges.
-  Result<Outcome> Run(v1::ExecRequest request);
+  Result<Outcome> Run(const v1::ExecRequest& request);
   Result<Outcome> Run(std::string_view script) { return Run(Script(script)); }
   // What Run does after the first reply.
   Result<Outcome> Collect(v1::ExecReply reply);

@@ -236,12 +236,18 @@ class BtrfsScratch final : public Scratch {
   }
 
   Result<void> Format() {
+    if (::ftruncate(image_.get(), 0) != 0) return os::ErrnoError("scratch.truncate", path_);
     struct statvfs space;
     if (::fstatvfs(image_.get(), &space) != 0) return os::ErrnoError("scratch.statvfs", path_);
+    const uint64_t free = space.f_bavail * space.f_frsize;
     uint64_t bytes = options_.image_bytes;
-    if (bytes == 0) bytes = space.f_blocks * space.f_frsize / 5 * 4;
+    // Of what is free: sandboxes that fill the image must not fill the disk below it, where a write
+    // that fails breaks the image for all of them.
+    if (bytes == 0) bytes = free / 5 * 4;
     bytes = std::max(bytes / 4096 * 4096, kMinImageBytes);
-    if (::ftruncate(image_.get(), 0) != 0) return os::ErrnoError("scratch.truncate", path_);
+    if (bytes > free) {
+      log::Warn("scratch.overcommitted", {{"path", path_}, {"bytes", bytes}, {"free", free}});
+    }
     // Where the image lies on btrfs itself; other file systems refuse the flag and have nothing to
     // turn off.
     unsigned flags = FS_NOCOW_FL;

@@ -49,7 +49,7 @@ class Scratch {
 
 struct ScratchOptions {
   std::string state_dir;
-  // Size of the image, where one is used; it is sparse. 0: four fifths of the file system that
+  // Size of the image, where one is used; it is sparse. 0: four fifths of what is free where
   // holds it.
   uint64_t image_bytes = 0;
 };

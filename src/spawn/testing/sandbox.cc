@@ -40,7 +40,7 @@ struct Hierarchies {
 };
 
 const Hierarchies& FindHierarchies() {
-  static const Hierarchies found = [] {
+  static const Hierarchies kFound = [] {
     Hierarchies result;
     auto text = os::ReadFile(AT_FDCWD, "/proc/self/mountinfo", 1 << 20);
     std::istringstream lines(text.ok() ? *text : "");
@@ -61,7 +61,7 @@ const Hierarchies& FindHierarchies() {
     }
     return result;
   }();
-  return found;
+  return kFound;
 }
 
 Result<UniqueFd> OpenDir(const std::string& path) {
