@@ -49,8 +49,8 @@ class Scratch {
 
 struct ScratchOptions {
   std::string state_dir;
-  // Size of the image, where one is used; it is sparse. 0: four fifths of what is free where
-  // holds it.
+  // Size of the image, where one is used; it is sparse. 0: four fifths of what is free
+  // when it is made.
   uint64_t image_bytes = 0;
 };
 
