@@ -16,6 +16,8 @@ from libdsec._async import _flavor
 _CONNECT_TIMEOUT = 5.0
 # The server sends a keepalive each 5 s of silence; thrice that without a byte means that the connection is dead.
 _STREAM_SILENCE = 15.0
+# Parsing an address costs as much as all else that is done to a request; few are used again and again.
+_MAX_URLS = 512
 
 
 def _error_of(response: httpx.Response, body: bytes) -> errors.DSecError:
@@ -53,6 +55,7 @@ class Transport:
             socket_path = endpoint[len("unix:"):]
             base = "http://localhost"
         self._base = base.rstrip("/")
+        self._urls: typing.Dict[str, httpx.URL] = {}
         self._headers = {"Authorization": f"Bearer {api_key}", "User-Agent": "libdsec/0.1"}
         # The transport of httpx without its client, whose cookies, redirects and merging of URLs nothing here needs and
         # which would take a quarter of the time of a short command.
@@ -80,8 +83,13 @@ class Transport:
         if body is not None:
             sent["Content-Type"] = "application/json"
             content = _json(body)
+        url = self._urls.get(path)
+        if url is None:
+            if len(self._urls) >= _MAX_URLS:
+                self._urls.clear()
+            url = self._urls[path] = httpx.URL(self._base + path)
         request = httpx.Request(
-            method, self._base + path, headers=sent, content=content,
+            method, url, headers=sent, content=content,
             extensions={"timeout": {"connect": _CONNECT_TIMEOUT, "read": silence, "write": silence, "pool": None}},
         )
         response = await self._http.handle_async_request(request)
