@@ -269,7 +269,7 @@ void Agent::Dispatch(Server::Call& call) {
       files_->Chmod(std::move(request), Typed<v1::Empty>(respond));
     });
   } else if (method == "Watch") {
-    With<v1::WatchRequest>(call, [&](v1::WatchRequest request) {
+    With<v1::WatchRequest>(call, [&](const v1::WatchRequest& request) {
       files_->WatchPath(request, caller, Typed<v1::WatchReply>(respond));
     });
   } else if (method == "PullArchive") {

@@ -61,27 +61,27 @@ void FileService::Run(Request request, Result<Reply> (*job)(int, const Request&)
   if (!asked.ok()) reply(asked.error());
 }
 
-void FileService::Stat(v1::PathRequest request, ReplyFn<v1::FileInfo> reply) {
-  Run(std::move(request), &aether::Stat, std::move(reply));
+void FileService::Stat(v1::PathRequest request, const ReplyFn<v1::FileInfo>& reply) {
+  Run(std::move(request), &aether::Stat, reply);
 }
-void FileService::List(v1::ListRequest request, ReplyFn<v1::ListReply> reply) {
-  Run(std::move(request), &aether::List, std::move(reply));
+void FileService::List(v1::ListRequest request, const ReplyFn<v1::ListReply>& reply) {
+  Run(std::move(request), &aether::List, reply);
 }
-void FileService::Read(v1::ReadRequest request, ReplyFn<v1::ReadReply> reply) {
-  Run(std::move(request), &aether::Read, std::move(reply));
+void FileService::Read(v1::ReadRequest request, const ReplyFn<v1::ReadReply>& reply) {
+  Run(std::move(request), &aether::Read, reply);
 }
-void FileService::Mkdir(v1::MkdirRequest request, ReplyFn<v1::Empty> reply) {
+void FileService::Mkdir(v1::MkdirRequest request, const ReplyFn<v1::Empty>& reply) {
   if (request.user().empty()) request.set_user(default_user_());
-  Run(std::move(request), &aether::Mkdir, std::move(reply));
+  Run(std::move(request), &aether::Mkdir, reply);
 }
-void FileService::Move(v1::MoveRequest request, ReplyFn<v1::Empty> reply) {
-  Run(std::move(request), &aether::Move, std::move(reply));
+void FileService::Move(v1::MoveRequest request, const ReplyFn<v1::Empty>& reply) {
+  Run(std::move(request), &aether::Move, reply);
 }
-void FileService::Remove(v1::RemoveRequest request, ReplyFn<v1::Empty> reply) {
-  Run(std::move(request), &aether::Remove, std::move(reply));
+void FileService::Remove(v1::RemoveRequest request, const ReplyFn<v1::Empty>& reply) {
+  Run(std::move(request), &aether::Remove, reply);
 }
-void FileService::Chmod(v1::ChmodRequest request, ReplyFn<v1::Empty> reply) {
-  Run(std::move(request), &aether::Chmod, std::move(reply));
+void FileService::Chmod(v1::ChmodRequest request, const ReplyFn<v1::Empty>& reply) {
+  Run(std::move(request), &aether::Chmod, reply);
 }
 
 template <typename State, typename Reply>
@@ -182,11 +182,11 @@ void FileService::Step(Transfers<State, Reply>& transfers, Request request, uint
   }
 }
 
-void FileService::Write(v1::WriteRequest request, uint64_t caller, ReplyFn<v1::WriteReply> reply) {
+void FileService::Write(v1::WriteRequest request, uint64_t caller,
+                        const ReplyFn<v1::WriteReply>& reply) {
   bool drop = request.abort();
   bool last = request.commit();
-  Step(uploads_, std::move(request), caller, drop, last, &FileService::StepUpload,
-       std::move(reply));
+  Step(uploads_, std::move(request), caller, drop, last, &FileService::StepUpload, reply);
 }
 
 Result<v1::WriteReply> FileService::StepUpload(UploadState& state, int root,
@@ -221,9 +221,9 @@ Result<v1::WriteReply> FileService::StepUpload(UploadState& state, int root,
 }
 
 void FileService::Pull(v1::PullArchiveRequest request, uint64_t caller,
-                       ReplyFn<v1::PullArchiveReply> reply) {
+                       const ReplyFn<v1::PullArchiveReply>& reply) {
   bool drop = request.close();
-  Step(pulls_, std::move(request), caller, drop, false, &FileService::StepPull, std::move(reply));
+  Step(pulls_, std::move(request), caller, drop, false, &FileService::StepPull, reply);
 }
 
 Result<v1::PullArchiveReply> FileService::StepPull(PullState& state, int root, const std::string&,
@@ -251,10 +251,10 @@ Result<v1::PullArchiveReply> FileService::StepPull(PullState& state, int root, c
 }
 
 void FileService::Push(v1::PushArchiveRequest request, uint64_t caller,
-                       ReplyFn<v1::PushArchiveReply> reply) {
+                       const ReplyFn<v1::PushArchiveReply>& reply) {
   bool drop = request.abort();
   bool last = request.commit();
-  Step(pushes_, std::move(request), caller, drop, last, &FileService::StepPush, std::move(reply));
+  Step(pushes_, std::move(request), caller, drop, last, &FileService::StepPush, reply);
 }
 
 Result<v1::PushArchiveReply> FileService::StepPush(PushState& state, int root,
@@ -281,14 +281,14 @@ Result<v1::PushArchiveReply> FileService::StepPush(PushState& state, int root,
 }
 
 void FileService::WatchPath(const v1::WatchRequest& request, uint64_t caller,
-                            ReplyFn<v1::WatchReply> reply) {
+                            const ReplyFn<v1::WatchReply>& reply) {
   const std::string id = request.watch_id();
   if (Result<OpId> parsed = ParseOpId(id, "watch_id"); !parsed.ok()) return reply(parsed.error());
   if (request.close()) {
     watches_.erase(id);
     return reply(v1::WatchReply());
   }
-  if (watches_.contains(id)) return PollWatch(request, caller, std::move(reply));
+  if (watches_.contains(id)) return PollWatch(request, caller, reply);
   if (request.path().empty()) {
     return reply(Error(Code::kNotFound, "watch.not_found", "there is no watch with this id")
                      .WithField("watch_id"));
@@ -319,14 +319,14 @@ void FileService::WatchPath(const v1::WatchRequest& request, uint64_t caller,
 }
 
 void FileService::PollWatch(const v1::WatchRequest& request, uint64_t caller,
-                            ReplyFn<v1::WatchReply> reply) {
+                            const ReplyFn<v1::WatchReply>& reply) {
   const std::string& id = request.watch_id();
   WatchEntry& entry = watches_[id];
   entry.caller = caller;
   auto wait = std::min(kMaxWatchWait,
                        std::chrono::milliseconds(std::min<uint64_t>(request.wait_ms(), 1u << 30)));
   entry.idle = Timer(loop_, loop_.now() + wait + kIdleLimit, [this, id] { watches_.erase(id); });
-  entry.watch->Wait(caller, request.after_seq(), wait, std::move(reply));
+  entry.watch->Wait(caller, request.after_seq(), wait, reply);
 }
 
 void FileService::DropCaller(uint64_t caller) {

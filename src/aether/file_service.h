@@ -31,17 +31,20 @@ class FileService {
   FileService(Loop& loop, WorkerPool& workers, std::function<int()> root,
               std::function<std::string()> default_user);
 
-  void Stat(v1::PathRequest request, ReplyFn<v1::FileInfo> reply);
-  void List(v1::ListRequest request, ReplyFn<v1::ListReply> reply);
-  void Read(v1::ReadRequest request, ReplyFn<v1::ReadReply> reply);
-  void Mkdir(v1::MkdirRequest request, ReplyFn<v1::Empty> reply);
-  void Move(v1::MoveRequest request, ReplyFn<v1::Empty> reply);
-  void Remove(v1::RemoveRequest request, ReplyFn<v1::Empty> reply);
-  void Chmod(v1::ChmodRequest request, ReplyFn<v1::Empty> reply);
-  void Write(v1::WriteRequest request, uint64_t caller, ReplyFn<v1::WriteReply> reply);
-  void Pull(v1::PullArchiveRequest request, uint64_t caller, ReplyFn<v1::PullArchiveReply> reply);
-  void Push(v1::PushArchiveRequest request, uint64_t caller, ReplyFn<v1::PushArchiveReply> reply);
-  void WatchPath(const v1::WatchRequest& request, uint64_t caller, ReplyFn<v1::WatchReply> reply);
+  void Stat(v1::PathRequest request, const ReplyFn<v1::FileInfo>& reply);
+  void List(v1::ListRequest request, const ReplyFn<v1::ListReply>& reply);
+  void Read(v1::ReadRequest request, const ReplyFn<v1::ReadReply>& reply);
+  void Mkdir(v1::MkdirRequest request, const ReplyFn<v1::Empty>& reply);
+  void Move(v1::MoveRequest request, const ReplyFn<v1::Empty>& reply);
+  void Remove(v1::RemoveRequest request, const ReplyFn<v1::Empty>& reply);
+  void Chmod(v1::ChmodRequest request, const ReplyFn<v1::Empty>& reply);
+  void Write(v1::WriteRequest request, uint64_t caller, const ReplyFn<v1::WriteReply>& reply);
+  void Pull(v1::PullArchiveRequest request, uint64_t caller,
+            const ReplyFn<v1::PullArchiveReply>& reply);
+  void Push(v1::PushArchiveRequest request, uint64_t caller,
+            const ReplyFn<v1::PushArchiveReply>& reply);
+  void WatchPath(const v1::WatchRequest& request, uint64_t caller,
+                 const ReplyFn<v1::WatchReply>& reply);
   void DropCaller(uint64_t caller);
 
  private:
@@ -84,7 +87,8 @@ class FileService {
                                                const v1::PullArchiveRequest& request);
   static Result<v1::PushArchiveReply> StepPush(PushState& state, int root, const std::string& user,
                                                const v1::PushArchiveRequest& request);
-  void PollWatch(const v1::WatchRequest& request, uint64_t caller, ReplyFn<v1::WatchReply> reply);
+  void PollWatch(const v1::WatchRequest& request, uint64_t caller,
+                 const ReplyFn<v1::WatchReply>& reply);
 
   Loop& loop_;
   WorkerPool& workers_;

@@ -173,8 +173,8 @@ runtime::Task<Created> Edge::JoinHere(SandboxPtr sandbox, bool existed,
   created.view.set_existed(existed);
   if (!sandbox->ended) {
     ++sandbox->claims;
-    LiftClaim(sandbox);
     created.claim = std::make_unique<Delivery>(this, sandbox);
+    co_await LiftClaim(sandbox);
   }
   co_return created;
 }
@@ -196,9 +196,15 @@ void Edge::SetClaim(const SandboxPtr& sandbox, int64_t until_ms) {
   (void)runtime::Spawn(watchers_, sandbox->executor(), EmitLater(sandbox, {}));
 }
 
-void Edge::LiftClaim(const SandboxPtr& sandbox) {
-  if (sandbox->activity.has_value() && sandbox->activity->rules().claim_until_ms != 0)
-    SetClaim(sandbox, 0);
+boost::asio::awaitable<void> Edge::LiftClaim(SandboxPtr sandbox) {
+  if (!sandbox->activity.has_value() || sandbox->record()->claim_until_unix_ms() == 0) co_return;
+  sandbox->activity->SetClaim(0);
+  sandbox->Change([](v1::SandboxRecord& record) { record.set_claim_until_unix_ms(0); });
+  Arm(sandbox);
+  auto saved = co_await Save(sandbox, {});
+  if (!saved.ok()) {
+    log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+  }
 }
 
 boost::asio::awaitable<void> Edge::RunCreate(SandboxPtr sandbox, runtime::Deadline room_by) {

@@ -170,7 +170,9 @@ class Edge final : public EdgeApi {
              int64_t now_ms);
   void ClaimSettled(const SandboxPtr& sandbox, bool delivered);
   void SetClaim(const SandboxPtr& sandbox, int64_t until_ms);
-  void LiftClaim(const SandboxPtr& sandbox);
+  // Whoever uses a sandbox has it. On record when this returns: a crash then must not end it as
+  // unclaimed.
+  boost::asio::awaitable<void> LiftClaim(SandboxPtr sandbox);
 
   // --- stop.cc ---
   runtime::Task<v1::SandboxView> DeleteHere(SandboxPtr sandbox, v1::DeleteRequest request,

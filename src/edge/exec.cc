@@ -107,7 +107,8 @@ runtime::Task<std::unique_ptr<Attachment>> Edge::AttachHere(SandboxPtr sandbox, 
   // Also waits for an adoption under way: before that nobody counts followers.
   DSEC_CO_TRY_VOID(co_await AgentOf(sandbox, false, deadline));
   const bool keep = rule == OnDisconnect::kKeep;
-  LiftClaim(sandbox);
+  co_await LiftClaim(sandbox);
+  if (!sandbox->activity.has_value()) co_return GoneError(sandbox->stop);
   sandbox->activity->Attach(op_id, keep, NowMs());
   metrics_.followers.Add(1);
   Arm(sandbox);
@@ -266,7 +267,6 @@ runtime::Task<Reply> Edge::CallAgent(SandboxPtr sandbox, const char* method, Req
   DSEC_CO_TRY(const auto agent, co_await AgentOf(sandbox, until_the_end, deadline));
   const bool counted = counts == Counts::kActivity && sandbox->activity.has_value();
   if (counted) {
-    LiftClaim(sandbox);
     sandbox->activity->CallBegan(NowMs());
     sandbox->Touch(NowMs());
   }
@@ -275,6 +275,7 @@ runtime::Task<Reply> Edge::CallAgent(SandboxPtr sandbox, const char* method, Req
     sandbox->activity->CallEnded(NowMs());
     Arm(sandbox);
   });
+  if (counted) co_await LiftClaim(sandbox);
   auto reply = co_await agent->template Call<Reply>(kAetherService, method, request, deadline);
   if (!reply.ok() && reply.error().code() != Code::kCancelled && agent->closed()) {
     co_return co_await WhyLost(sandbox, deadline);
