@@ -285,7 +285,7 @@ void Exec::OnMainEnded(const InitClient::Ended& end) {
   timeout_.Reset();
   // Where the kernel has not told of it before (v1 without an event): the OOM that ends a group
   // ends it now.
-  if (group_kill_ && kill_ == KillReason::kNone && OomKills() > 0) {
+  if (group_kill_ && kill_ == KillReason::kNone && OomKills(context_.counters.Read()) > 0) {
     kill_ = KillReason::kOom;
     KillNow();
   }
@@ -390,14 +390,14 @@ void Exec::TryFinish() {
 
 bool Exec::CountsOwnOoms() const { return cgroup_ != nullptr && cgroup_->Has("memory.events"); }
 
-uint64_t Exec::OomKills() const {
+uint64_t Exec::OomKills(const Counts& counts) const {
   if (CountsOwnOoms()) return cgroup_->Value("memory.events", "oom_kill");
-  return context_.counters.Read().oom_kills - counts_at_start_.oom_kills;
+  return counts.oom_kills - counts_at_start_.oom_kills;
 }
 
 v1::EndKind Exec::KindOfEnd() {
   Counts counts = context_.counters.Read();
-  uint64_t ooms = OomKills();
+  uint64_t ooms = OomKills(counts);
   result_.set_oom_events(ooms);
   if (ooms > 0) result_.set_oom_victim(context_.oom_suspect);
   result_.set_pids_limit_hit(counts.forks_denied > counts_at_start_.forks_denied);

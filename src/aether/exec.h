@@ -172,7 +172,7 @@ class Exec {
   void FillUsage();
   // Processes killed for lack of memory since the start: of its own cgroup on v2, of the whole
   // sandbox on v1.
-  uint64_t OomKills() const;
+  uint64_t OomKills(const Counts& counts) const;
   bool CountsOwnOoms() const;
   v1::EndKind KindOfEnd();
   void OnData();
