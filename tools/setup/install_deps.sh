@@ -9,7 +9,7 @@ packages=(
   libboost1.81-dev libexpected-dev libtomlplusplus-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
   protobuf-compiler libprotobuf-dev libsqlite3-dev libarchive-dev libzstd-dev libssl-dev libseccomp-dev
   # layers and scratch space
-  erofs-utils btrfs-progs
+  erofs-utils btrfs-progs e2fsprogs mount
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap
   python3 python3-httpx python3-pytest python3-pytest-timeout python3-yaml python3-jsonschema python3-pip python3-venv
