@@ -28,7 +28,8 @@ struct FnRun {
   std::vector<const v1::FnFile*> files;  // with content
   std::string_view stdin_bytes;
   std::vector<std::string>
-      fetch;  // files to read back after the end; "*" = all that the run made or changed
+      fetch;  // files to read back after the end; "dir/" = all below a folder, "*" = all that the
+              // run made or changed
   uint64_t fetch_bytes = 0;          // bound of all of them together
   std::vector<std::string> devices;  // device files of the node that the call may open
 };
@@ -60,8 +61,9 @@ class FnWorker {
   virtual std::string_view name() const = 0;
   // Limits in the run are armed before the program's first instruction. Returns at the latest
   // wall_ms and a second after the start; `deadline` bounds the rest. kUnavailable "fn.worker_died"
-  // when the container ended under it, "fn.worker_broken" when it could not be prepared; in both
-  // cases the worker is over. Cancelling the coroutine kills the call.
+  // when the container ended under it, "fn.worker_broken" when it could not be prepared;
+  // "fn.exec_failed" with the errno of execve when argv[0] cannot be executed. After any error but
+  // the last, cancellation included, the worker is over. Cancelling the coroutine kills the call.
   virtual runtime::Task<FnReport> Run(FnRun run, runtime::Deadline deadline) = 0;
   // Completes when the worker's own process has ended. At most one waiter.
   virtual runtime::Task<void> WaitEnd() = 0;
