@@ -9,6 +9,7 @@
 #include "apiserver/call.h"
 #include "apiserver/json_out.h"
 #include "base/log.h"
+#include "http/base64.h"
 #include "http/error_body.h"
 #include "http/message.h"
 #include "http/router.h"
@@ -25,7 +26,7 @@ constexpr auto kAckDelay = std::chrono::seconds(60);
 constexpr size_t kMaxPendingAcks = 200'000;
 
 constexpr Route kRoutes[] = {
-    {"GET", "/healthz", node_ops::Health, true},
+    {"GET", "/healthz", node_ops::Health, Route::Key::kNone},
     {"GET", "/metrics", node_ops::Metrics},
     {"GET", "/v1/node", node_ops::Node},
     {"GET", "/v1/events", node_ops::NodeEvents},
@@ -63,6 +64,18 @@ constexpr Route kRoutes[] = {
     {"GET", "/v1/layers", node_ops::ListLayers},
     {"GET", "/v1/layers/{ref}", node_ops::GetLayer},
     {"DELETE", "/v1/layers/{ref}", node_ops::DeleteLayer},
+    {"POST", "/v1/fn/call", fn_ops::CallOne, Route::Key::kHeader, true},
+    {"POST", "/v1/fn/calls", fn_ops::CallMany, Route::Key::kHeader, true},
+    {"GET", "/v1/fn/calls/{op}", fn_ops::GetResult, Route::Key::kHeader, true},
+    {"GET", "/v1/fn/types", fn_ops::ListTypes, Route::Key::kHeader, true},
+    {"PUT", "/v1/fn/types/{name}", fn_ops::PutType, Route::Key::kHeader, true},
+    {"DELETE", "/v1/fn/types/{name}", fn_ops::DeleteType, Route::Key::kHeader, true},
+    {"PUT", "/v1/fn/artifacts", fn_ops::PutArtifact, Route::Key::kHeader, true},
+    {"GET", "/v1/fn/artifacts/{digest}", fn_ops::GetArtifact, Route::Key::kHeader, true},
+    {"GET", "/v1/fn/pools", fn_ops::Pools, Route::Key::kHeader, true},
+    {"POST", "/run_code", fusion_ops::RunCode, Route::Key::kHeaderOrBasic, true},
+    {"POST", "/submit", fusion_ops::Submit, Route::Key::kHeaderOrBasic, true},
+    {"GET", "/v1/ping", fusion_ops::Ping, Route::Key::kHeaderOrBasic},
 };
 
 Digest Sha256(std::string_view text) {
@@ -71,16 +84,25 @@ Digest Sha256(std::string_view text) {
   return digest;
 }
 
-std::string_view KeyOf(const http::Fields& fields) {
-  if (const auto bearer = fields.Find("Authorization")) {
-    constexpr std::string_view kScheme = "Bearer ";
-    if (bearer->size() > kScheme.size() &&
-        http::EqualsIgnoreCase(bearer->substr(0, kScheme.size()), kScheme)) {
-      return bearer->substr(kScheme.size());
-    }
+// What follows `scheme` in an Authorization field; empty when it is of another scheme.
+std::string_view Credentials(std::string_view field, std::string_view scheme) {
+  if (field.size() <= scheme.size() ||
+      !http::EqualsIgnoreCase(field.substr(0, scheme.size()), scheme))
     return {};
+  return field.substr(scheme.size());
+}
+
+// `basic`: a client that only takes a URL gives the key in it, http://any:KEY@host, and sends it as
+// the password of the Basic scheme.
+std::string KeyOf(const http::Fields& fields, bool basic) {
+  if (const auto field = fields.Find("Authorization")) {
+    const std::string_view bearer = Credentials(*field, "Bearer ");
+    if (!bearer.empty() || !basic) return std::string(bearer);
+    const auto pair = http::DecodeBase64(Credentials(*field, "Basic "));
+    const size_t colon = pair ? pair->find(':') : std::string::npos;
+    return colon == std::string::npos ? std::string() : pair->substr(colon + 1);
   }
-  return fields.Find("X-API-Key").value_or(std::string_view());
+  return std::string(fields.Find("X-API-Key").value_or(std::string_view()));
 }
 
 }  // namespace
@@ -173,7 +195,13 @@ struct ApiServer::Impl {
         options(std::move(with)),
         key(Sha256(options.api_key)),
         layer_pool("layers", 2, 256),
-        services{edge, layers, layer_pool, acks, options.default_exec_timeout, *options.registry} {
+        services{edge,
+                 options.fn,
+                 layers,
+                 layer_pool,
+                 acks,
+                 options.default_exec_timeout,
+                 *options.registry} {
     for (size_t i = 0; i < std::size(kRoutes); ++i)
       router.Add(kRoutes[i].method, kRoutes[i].pattern, i);
   }
@@ -191,8 +219,8 @@ struct ApiServer::Impl {
         .Observe(seconds);
   }
 
-  Result<void> Authorise(const http::RequestHead& head) const {
-    const std::string_view given = KeyOf(head.fields);
+  Result<void> Authorise(const http::RequestHead& head, Route::Key how) const {
+    const std::string given = KeyOf(head.fields, how == Route::Key::kHeaderOrBasic);
     if (given.empty()) {
       return Error(Code::kUnauthenticated, "auth.missing",
                    "give the API key as Authorization: Bearer KEY or X-API-Key");
@@ -236,13 +264,16 @@ struct ApiServer::Impl {
     const http::RequestHead& head = call.exchange.head();
     auto match = router.Find(head.method, target->path);
     // Without a key nobody learns which paths there are.
-    const bool open = match.ok() && kRoutes[match->route].open;
-    if (!open) {
-      auto allowed = Authorise(head);
+    const Route::Key how = match.ok() ? kRoutes[match->route].key : Route::Key::kHeader;
+    if (how != Route::Key::kNone) {
+      auto allowed = Authorise(head, how);
       if (!allowed.ok()) co_return std::move(allowed).error();
     }
     if (!match.ok()) co_return std::move(match).error();
     route = kRoutes[match->route].pattern;
+    if (kRoutes[match->route].fn && services.fn == nullptr) {
+      co_return Error(Code::kFailedPrecondition, "fn.not_here", "this node runs no FnCall");
+    }
     call.params = std::move(match->params);
     auto done = co_await kRoutes[match->route].handler(call);
     co_return done;

@@ -9,6 +9,7 @@
 #include "apiserver/layers_api.h"
 #include "base/metrics.h"
 #include "edge/api.h"
+#include "fn/fn_api.h"
 #include "runtime/shards.h"
 
 namespace dsec::apiserver {
@@ -19,6 +20,8 @@ struct ApiServerOptions {
   std::chrono::milliseconds default_exec_timeout{
       0};  // of attached commands that do not say; 0 = none
   metrics::Registry* registry = &metrics::Registry::Global();
+  // Must outlive the server. Null: the routes of FnCall answer kFailedPrecondition fn.not_here.
+  fn::FnApi* fn = nullptr;
 };
 
 // The public HTTP API (api/openapi.yaml) over an EdgeApi. Holds no state about sandboxes.

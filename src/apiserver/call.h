@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "edge/api.h"
+#include "fn/fn_api.h"
 #include "http/json_writer.h"
 #include "http/server.h"
 #include "runtime/blocking_pool.h"
@@ -43,6 +44,7 @@ class AckQueue {
 // What the handlers share.
 struct Services {
   edge::EdgeApi& edge;
+  fn::FnApi* fn;  // null: this node runs no calls; the routes that need it then do not get here
   LayerCatalog& layers;
   runtime::BlockingPool& layer_pool;
   AckQueue& acks;
@@ -87,7 +89,8 @@ struct Route {
   std::string_view method;
   std::string_view pattern;
   Handler handler;
-  bool open = false;  // without a key
+  enum class Key { kHeader, kHeaderOrBasic, kNone } key = Key::kHeader;  // how it is given
+  bool fn = false;                                                       // needs Services::fn
 };
 
 // The handlers, by file.
@@ -137,6 +140,22 @@ runtime::Task<void> Watch(Call& call);
 runtime::Task<void> GetArchive(Call& call);
 runtime::Task<void> PutArchive(Call& call);
 }  // namespace file_ops
+namespace fn_ops {
+runtime::Task<void> CallOne(Call& call);
+runtime::Task<void> CallMany(Call& call);
+runtime::Task<void> GetResult(Call& call);
+runtime::Task<void> ListTypes(Call& call);
+runtime::Task<void> PutType(Call& call);
+runtime::Task<void> DeleteType(Call& call);
+runtime::Task<void> PutArtifact(Call& call);
+runtime::Task<void> GetArtifact(Call& call);
+runtime::Task<void> Pools(Call& call);
+}  // namespace fn_ops
+namespace fusion_ops {
+runtime::Task<void> RunCode(Call& call);
+runtime::Task<void> Submit(Call& call);
+runtime::Task<void> Ping(Call& call);
+}  // namespace fusion_ops
 
 inline constexpr std::string_view kJsonType = "application/json";
 inline constexpr std::string_view kNdjsonType = "application/x-ndjson";

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "dsec/v1/fncall.pb.h"
+#include "http/json_writer.h"
+
+namespace dsec::apiserver {
+
+// FnCall in JSON (docs/design/fncall.md), read with the strictness of json_in.h. What a type, a
+// path or a limit may be is the engine's business.
+
+inline constexpr size_t kMaxFnCalls = 4096;  // of one batch
+
+Result<v1::FnCall> ReadFnCall(std::string_view body);
+// One item at fault refuses them all, before any has run; the field is named "calls[3].type".
+Result<std::vector<v1::FnCall>> ReadFnCalls(std::string_view body);
+// The body may repeat the name of the path, or leave it out.
+Result<v1::FnTaskType> ReadFnTaskType(std::string_view body, std::string_view name);
+
+// "OK", "TIME_LIMIT" and so on.
+std::string_view FnVerdictName(v1::FnVerdict verdict);
+void WriteFnResult(http::JsonWriter& json, const v1::FnResult& result);
+void WriteFnTaskType(http::JsonWriter& json, const v1::FnTaskType& type);
+void WriteFnPool(http::JsonWriter& json, const v1::FnPoolInfo& pool);
+
+}  // namespace dsec::apiserver
