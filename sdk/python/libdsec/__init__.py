@@ -14,8 +14,10 @@ The synchronous twin with the same names is ``libdsec.sync``.
 from libdsec import errors
 from libdsec._async.client import DSecClient, Sandbox, Session
 from libdsec._async.files import Files
+from libdsec._async.fncall import Function
 from libdsec._async.process import Process
 from libdsec.errors import DSecError
+from libdsec.fncall import DSecFnCallArgs, FnFile, FnGpu, FnLimits, FnResult, FnStep, FnVerdict, function
 from libdsec.types import (
     DSecContainerRunArgs,
     End,
@@ -33,8 +35,9 @@ from libdsec.types import (
 )
 
 __all__ = [
-    "DSecClient", "DSecContainerRunArgs", "DSecError", "End", "ExecResult", "Exited", "FileInfo", "Files", "Killed",
-    "OomKilled", "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout",
-    "WatchEvent", "errors",
+    "DSecClient", "DSecContainerRunArgs", "DSecError", "DSecFnCallArgs", "End", "ExecResult", "Exited", "FileInfo",
+    "Files", "FnFile", "FnGpu", "FnLimits", "FnResult", "FnStep", "FnVerdict", "Function", "Killed", "OomKilled",
+    "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout", "WatchEvent",
+    "errors", "function",
 ]
 __version__ = "0.1.0"

@@ -40,6 +40,17 @@ def put_bytes(body: dict, key: str, value: types.BytesLike) -> None:
         body[key + "_b64"] = b64(value)
 
 
+def put_env(body: dict, env: typing.Mapping[str, types.BytesLike]) -> None:
+    """Sets ``env`` and, for values that are not UTF-8, ``env_b64``."""
+    for key, value in env.items():
+        holder: dict = {}
+        put_bytes(holder, "v", value)
+        if "v" in holder:
+            body.setdefault("env", {})[key] = holder["v"]
+        else:
+            body.setdefault("env_b64", {})[key] = holder["v_b64"]
+
+
 def get_bytes(record: dict, key: str) -> bytes:
     """Reads ``key_b64`` when present, else ``key`` as UTF-8."""
     if record.get(key + "_b64") is not None:
@@ -110,19 +121,7 @@ def exec_body(
         put_bytes(body, "script", script)
     if cwd is not None:
         put_bytes(body, "cwd", cwd)
-    if env:
-        plain, encoded = {}, {}
-        for key, value in env.items():
-            holder: dict = {}
-            put_bytes(holder, "v", value)
-            if "v" in holder:
-                plain[key] = holder["v"]
-            else:
-                encoded[key] = holder["v_b64"]
-        if plain:
-            body["env"] = plain
-        if encoded:
-            body["env_b64"] = encoded
+    put_env(body, env or {})
     if user is not None:
         body["user"] = user
     if stdin is not None:

@@ -122,6 +122,25 @@ class CommandError(DSecError):
         self.result = result
 
 
+class CallError(DSecError):
+    """Raised by ``FnResult.check()`` when a call did not end as OK. ``result`` holds everything."""
+
+    def __init__(self, result, message: str = ""):
+        super().__init__(message or f"the call ended as {result.verdict}", reason="fn.failed", code="FAILED")
+        self.result = result
+
+
+class FunctionError(CallError):
+    """What a remote Python function raised: ``exception_type`` by name, ``exception_message``, ``remote_traceback``. When it
+    was a builtin exception, this is one of it too."""
+
+    def __init__(self, exception_type: str, exception_message: str, remote_traceback: str, result):
+        CallError.__init__(self, result, f"{exception_type}: {exception_message}")
+        self.exception_type = exception_type
+        self.exception_message = exception_message
+        self.remote_traceback = remote_traceback
+
+
 _BY_CODE = {
     "INVALID_ARGUMENT": InvalidArgumentError,
     "UNAUTHENTICATED": UnauthenticatedError,

@@ -4,8 +4,10 @@
 from libdsec import errors
 from libdsec._sync.client import DSecClient, Sandbox, Session
 from libdsec._sync.files import Files
+from libdsec._sync.fncall import Function
 from libdsec._sync.process import Process
 from libdsec.errors import DSecError
+from libdsec.fncall import DSecFnCallArgs, FnFile, FnGpu, FnLimits, FnResult, FnStep, FnVerdict, function
 from libdsec.types import (
     DSecContainerRunArgs,
     End,
@@ -23,7 +25,8 @@ from libdsec.types import (
 )
 
 __all__ = [
-    "DSecClient", "DSecContainerRunArgs", "DSecError", "End", "ExecResult", "Exited", "FileInfo", "Files", "Killed",
-    "OomKilled", "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout",
-    "WatchEvent", "errors",
+    "DSecClient", "DSecContainerRunArgs", "DSecError", "DSecFnCallArgs", "End", "ExecResult", "Exited", "FileInfo",
+    "Files", "FnFile", "FnGpu", "FnLimits", "FnResult", "FnStep", "FnVerdict", "Function", "Killed", "OomKilled",
+    "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout", "WatchEvent",
+    "errors", "function",
 ]

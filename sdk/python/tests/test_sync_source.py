@@ -17,7 +17,7 @@ def test_sync_is_fresh():
 
 
 def test_sync_has_same_names_and_signatures():
-    for name in ("DSecClient", "Sandbox", "Session", "Files", "Process"):
+    for name in ("DSecClient", "Sandbox", "Session", "Files", "Process", "Function"):
         for member, function in inspect.getmembers(getattr(libdsec, name), inspect.isfunction):
             twin_name = {"__aenter__": "__enter__", "__aexit__": "__exit__"}.get(member, member)
             twin = getattr(getattr(libdsec.sync, name), twin_name)
@@ -26,7 +26,7 @@ def test_sync_has_same_names_and_signatures():
 
 
 def test_every_public_callable_is_documented():
-    for name in ("DSecClient", "Sandbox", "Session", "Files", "Process"):
+    for name in ("DSecClient", "Sandbox", "Session", "Files", "Process", "Function"):
         for member, function in inspect.getmembers(getattr(libdsec, name), inspect.isfunction):
             if not member.startswith("_"):
                 assert inspect.getdoc(function), f"{name}.{member}"

@@ -7,7 +7,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1] / "libdsec"
-FILES = ["client.py", "files.py", "process.py", "transport.py"]
+FILES = ["client.py", "files.py", "fncall.py", "process.py", "transport.py"]
 REPLACEMENTS = [
     (r"\basync def\b", "def"),
     (r"\basync with\b", "with"),
@@ -18,6 +18,7 @@ REPLACEMENTS = [
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\baiter_bytes\b", "iter_bytes"),
+    (r"\baiter_stream\b", "iter_stream"),
     (r"\baread\b", "read"),
     (r"\baclose\b", "close"),
     (r"\bhandle_async_request\b", "handle_request"),

@@ -7,6 +7,8 @@ import time
 import typing
 
 from libdsec import _wire, errors, types
+from libdsec import fncall as _fn
+from libdsec._async import fncall as _fncall
 from libdsec._async import process as _process
 from libdsec._async.files import Files, PathLike
 from libdsec._async.process import Process
@@ -316,3 +318,74 @@ class DSecClient:
     async def layers(self, *, kind: typing.Optional[str] = None, prefix: typing.Optional[str] = None) -> "list[dict]":
         """Lists layers: base, workspace or toolkit."""
         return (await self._transport.call("GET", "/v1/layers" + _wire.query(kind=kind, prefix=prefix))).json()["layers"]
+
+    async def call(self, args: _fn.DSecFnCallArgs, *, timeout: float = 600.0) -> _fn.FnResult:
+        """Runs one stateless call to its verdict; nothing of it stays.
+
+        Args:
+            timeout: seconds for everything, waiting for a worker included; a cut connection or a full queue is tried again
+                within it, and the call never runs twice.
+
+        Returns:
+            FnResult, whatever the verdict; ``check()`` raises when it is not OK.
+
+        Raises:
+            errors.NotFoundError: ``fn.type_not_found``, ``artifact.not_found``, ``layer.not_found``.
+            errors.InvalidArgumentError, errors.ConflictError, errors.NoCapacityError, errors.InfrastructureError.
+        """
+        return await _fncall.call(self._transport, args, timeout)
+
+    async def call_many(self, calls: typing.Iterable[_fn.DSecFnCallArgs], *, concurrency: int = 256, batch: int = 1024,
+                        timeout: float = 600.0) -> typing.AsyncIterator[typing.Tuple[int, _fncall.Outcome]]:
+        """Runs calls, taken from the iterable as there is room, and yields (index, FnResult) as each ends. A call that the
+        platform refused comes as (index, exception), not raised, so that the others are not lost.
+
+        Args:
+            concurrency: calls under way at once, at most 256.
+            batch: calls in one request.
+            timeout: seconds without any outcome after which faults of the platform are no longer waited out.
+        """
+        async for outcome in _fncall.call_many(self._transport, calls, concurrency, batch, timeout):
+            yield outcome
+
+    def function(self, target: typing.Optional[typing.Callable] = None, *, timeout: float = 600.0,
+                 **options: typing.Any) -> typing.Any:
+        """Decorator: a Python function that runs in the sandbox when it is called. Options as ``libdsec.function``."""
+
+        def decorate(inner: typing.Callable) -> _fncall.Function:
+            return _fncall.Function(self, inner, timeout, **options)
+
+        return decorate(target) if target is not None else decorate
+
+    async def fn_result(self, op_id: str, *, wait: float = 0.0) -> typing.Optional[_fn.FnResult]:
+        """The kept result of a call, or None when it still runs after ``wait`` seconds.
+
+        Raises:
+            errors.NotFoundError: ``fn.op_not_found``: never seen, or no longer kept.
+        """
+        return await _fncall.result(self._transport, op_id, wait)
+
+    async def fn_types(self) -> "list[dict]":
+        """Lists the task types."""
+        return (await self._transport.call("GET", "/v1/fn/types")).json()["types"]
+
+    async def put_fn_type(self, name: str, task_type: typing.Mapping[str, typing.Any]) -> dict:
+        """Makes or replaces a task type; returns it as the node keeps it."""
+        path = f"/v1/fn/types/{_wire.segment(name)}"
+        return (await self._transport.call("PUT", path, body=dict(task_type))).json()
+
+    async def delete_fn_type(self, name: str) -> None:
+        """Removes a task type that was put."""
+        await self._transport.call("DELETE", f"/v1/fn/types/{_wire.segment(name)}")
+
+    async def put_artifact(self, data: bytes) -> str:
+        """Gives bytes to the node; returns their digest, for FnFile. They are kept until room is needed."""
+        return (await self._transport.call("PUT", "/v1/fn/artifacts", content=bytes(data), timeout=None)).json()["artifact"]
+
+    async def get_artifact(self, digest: str) -> bytes:
+        """The bytes of an artefact."""
+        return (await self._transport.call("GET", f"/v1/fn/artifacts/{_wire.segment(digest)}", timeout=None)).content
+
+    async def fn_pools(self) -> "list[dict]":
+        """Lists the pools of workers and what they do."""
+        return (await self._transport.call("GET", "/v1/fn/pools")).json()["pools"]
