@@ -116,18 +116,6 @@ v1::FnCall ReadCall(Members& members) {
   return call;
 }
 
-void ReadCommand(Members& members, std::string_view key, v1::FnCommand* command) {
-  const json* object = members.Object(key);
-  if (object == nullptr) return;
-  Members inner(*object, members.Name(key) + ".");
-  inner.Strings("argv", false, [&](std::string text) { command->add_argv(std::move(text)); });
-  ReadEnv(inner, command->mutable_env());
-  ReadFnLimits(inner, "limits", command->mutable_limits());
-  inner.Strings("artifacts", false,
-                [&](std::string text) { command->add_artifacts(std::move(text)); });
-  members.Take(inner.Finish());
-}
-
 }  // namespace
 
 Result<v1::FnCall> ReadFnCall(std::string_view body) {
@@ -138,9 +126,9 @@ Result<v1::FnCall> ReadFnCall(std::string_view body) {
   return call;
 }
 
-Result<std::vector<v1::FnCall>> ReadFnCalls(std::string_view body) {
+Result<FnCallsBody> ReadFnCalls(std::string_view body) {
   DSEC_TRY(const json object, ParseObject(body));
-  std::vector<v1::FnCall> calls;
+  FnCallsBody out;
   Members members(object, "");
   const json* array = members.Get("calls");
   if (array == nullptr) members.Fail("calls", "is required", "request.missing");
@@ -148,44 +136,11 @@ Result<std::vector<v1::FnCall>> ReadFnCalls(std::string_view body) {
     members.Fail("calls", fmt::format("must have from 1 to {} items", kMaxFnCalls),
                  "request.out_of_range");
   } else {
-    ReadObjects(members, "calls", [&](Members& call) { calls.push_back(ReadCall(call)); });
+    ReadObjects(members, "calls", [&](Members& call) { out.calls.push_back(ReadCall(call)); });
   }
+  members.Number("concurrency", &out.concurrency, 1, kMaxFnConcurrency);
   DSEC_TRY_VOID(members.Finish());
-  return calls;
-}
-
-Result<v1::FnTaskType> ReadFnTaskType(std::string_view body, std::string_view name) {
-  DSEC_TRY(const json object, ParseObject(body));
-  v1::FnTaskType type;
-  Members members(object, "");
-  if (members.Text("name", type.mutable_name()) && type.name() != name)
-    members.Fail("name", "is not the name in the path", "request.contradiction");
-  type.set_name(std::string(name));
-  members.Strings("aliases", false, [&](std::string text) { type.add_aliases(std::move(text)); });
-  members.Text("description", type.mutable_description());
-  ReadEnvironment(members, type.mutable_environment());
-  members.Text("source", type.mutable_source());
-  if (members.Get("compile") != nullptr) ReadCommand(members, "compile", type.mutable_compile());
-  ReadCommand(members, "run", type.mutable_run());
-  if (const json* pool = members.Object("pool")) {
-    Members inner(*pool, "pool.");
-    type.mutable_pool()->set_min(ReadCount(inner, "min"));
-    type.mutable_pool()->set_max(ReadCount(inner, "max"));
-    uint64_t idle = 0;
-    if (inner.Number("idle_ms", &idle)) type.mutable_pool()->set_idle_ms(idle);
-    members.Take(inner.Finish());
-  }
-  if (const json* warm = members.Object("warm")) {
-    Members inner(*warm, "warm.");
-    inner.Text("kind", type.mutable_warm()->mutable_kind(), true);
-    inner.Strings("argv", false,
-                  [&](std::string text) { type.mutable_warm()->add_argv(std::move(text)); });
-    inner.Strings("imports", false,
-                  [&](std::string text) { type.mutable_warm()->add_imports(std::move(text)); });
-    members.Take(inner.Finish());
-  }
-  DSEC_TRY_VOID(members.Finish());
-  return type;
+  return out;
 }
 
 }  // namespace dsec::apiserver

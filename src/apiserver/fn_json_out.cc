@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apiserver/fn_json.h"
 #include "apiserver/json_out.h"
-#include "base/utf8.h"
 
 namespace dsec::apiserver {
 namespace {
@@ -39,46 +38,6 @@ void WriteStep(JsonWriter& json, std::string_view key, const v1::FnStep& step) {
   json.Field("cpu_usec", step.cpu_usec());
   json.Field("memory_peak_bytes", step.memory_peak_bytes());
   if (step.cached()) json.Field("cached", true);
-  json.EndObject();
-}
-
-void WriteLimits(JsonWriter& json, const v1::FnLimits& limits) {
-  const std::pair<const char*, uint64_t> fields[] = {
-      {"wall_ms", limits.wall_ms()},           {"cpu_ms", limits.cpu_ms()},
-      {"memory_bytes", limits.memory_bytes()}, {"processes", limits.processes()},
-      {"output_bytes", limits.output_bytes()}, {"file_bytes", limits.file_bytes()},
-      {"disk_bytes", limits.disk_bytes()},     {"disk_inodes", limits.disk_inodes()}};
-  json.BeginObject("limits");
-  for (const auto& [key, value] : fields) {
-    if (value != 0) json.Field(key, value);
-  }
-  json.EndObject();
-}
-
-void WriteEnv(JsonWriter& json, const google::protobuf::RepeatedPtrField<v1::KeyValue>& env) {
-  for (const bool text : {true, false}) {
-    bool open = false;
-    for (const v1::KeyValue& pair : env) {
-      if (IsUtf8(pair.value()) != text) continue;
-      if (!open) json.BeginObject(text ? "env" : "env_b64");
-      open = true;
-      json.Key(pair.key());
-      if (text) {
-        json.Value(pair.value());
-      } else {
-        json.Base64(pair.value());
-      }
-    }
-    if (open) json.EndObject();
-  }
-}
-
-void WriteCommand(JsonWriter& json, std::string_view key, const v1::FnCommand& command) {
-  json.BeginObject(key);
-  WriteStrings(json, "argv", command.argv());
-  WriteEnv(json, command.env());
-  WriteLimits(json, command.limits());
-  if (!command.artifacts().empty()) WriteStrings(json, "artifacts", command.artifacts());
   json.EndObject();
 }
 
@@ -142,30 +101,6 @@ void WriteFnResult(JsonWriter& json, const v1::FnResult& result) {
     json.Field("message", result.message());
     json.Field("reason", result.reason());
     json.Field("retriable", result.retriable());
-  }
-  json.EndObject();
-}
-
-void WriteFnTaskType(JsonWriter& json, const v1::FnTaskType& type) {
-  json.BeginObject();
-  json.Field("name", type.name());
-  WriteStrings(json, "aliases", type.aliases());
-  json.Field("description", type.description());
-  WriteEnvironment(json, type.environment());
-  json.Field("source", type.source());
-  if (!type.compile().argv().empty()) WriteCommand(json, "compile", type.compile());
-  WriteCommand(json, "run", type.run());
-  json.BeginObject("pool");
-  json.Field("min", type.pool().min());
-  json.Field("max", type.pool().max());
-  json.Field("idle_ms", type.pool().idle_ms());
-  json.EndObject();
-  if (!type.warm().kind().empty()) {
-    json.BeginObject("warm");
-    json.Field("kind", type.warm().kind());
-    WriteStrings(json, "argv", type.warm().argv());
-    WriteStrings(json, "imports", type.warm().imports());
-    json.EndObject();
   }
   json.EndObject();
 }

@@ -5,6 +5,7 @@
 #include "apiserver/call.h"
 #include "apiserver/fn_json.h"
 #include "apiserver/or_leave.h"
+#include "fn/task_type.h"
 #include "runtime/async_event.h"
 #include "runtime/gate.h"
 
@@ -19,9 +20,6 @@ using std::chrono::milliseconds;
 constexpr uint64_t kMaxCallsBody = 64 << 20;
 constexpr uint64_t kMaxArtifact = 256 << 20;
 constexpr uint64_t kMaxWaitMs = 600'000;
-// Calls of one batch that run, wait in the engine or have a result not written yet: a client that
-// reads slowly holds its own batch back and no memory but this many results.
-constexpr size_t kWidth = 256;
 constexpr auto kKeepaliveAfter = std::chrono::seconds(5);
 // The engine's queue is full of others' calls: an item of a batch waits and asks again.
 constexpr auto kFullPause = milliseconds(100);
@@ -70,14 +68,14 @@ Task<bool> Changed(Batch& batch) {
 
 // Starts the calls and writes their results as they end. False: the client has gone or the daemon
 // stops; what runs is still to be cancelled.
-Task<bool> Stream(Call& call, Batch& batch, std::vector<v1::FnCall>& calls, runtime::Gate& gate,
+Task<bool> Stream(Call& call, Batch& batch, FnCallsBody& body, runtime::Gate& gate,
                   std::vector<runtime::Running>& running) {
   const auto executor = co_await boost::asio::this_coro::executor;
   size_t next = 0;
   for (;;) {
-    while (next < calls.size() && batch.under_way + batch.lines.size() < kWidth) {
+    while (next < body.calls.size() && batch.under_way + batch.lines.size() < body.concurrency) {
       ++batch.under_way;
-      v1::FnCall item = std::move(calls[next]);
+      v1::FnCall item = std::move(body.calls[next]);
       running.push_back(
           runtime::SpawnCancellable(gate, executor, RunItem(call, batch, std::move(item), next)));
       ++next;
@@ -127,14 +125,14 @@ Task<void> CallMany(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto text = co_await call.exchange.ReadAll(kMaxCallsBody);
   if (!text.ok()) co_return std::move(text).error();
-  DSEC_CO_TRY(std::vector<v1::FnCall> calls, ReadFnCalls(*text));
+  DSEC_CO_TRY(FnCallsBody body, ReadFnCalls(*text));
   text->clear();
   text->shrink_to_fit();
   call.exchange.Begin(200, {{"Content-Type", std::string(kNdjsonType)}});
   Batch batch;
   runtime::Gate gate;
   std::vector<runtime::Running> running;
-  auto whole = co_await Stream(call, batch, calls, gate, running);
+  auto whole = co_await Stream(call, batch, body, gate, running);
   const bool ended = whole.ok() && *whole;
   if (!ended) {
     for (const runtime::Running& item : running) item.Cancel();
@@ -175,14 +173,10 @@ Task<void> GetResult(Call& call) {
 
 Task<void> ListTypes(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
-  std::string body;
-  JsonWriter json(body);
-  json.BeginObject();
-  json.BeginArray("types");
-  for (const v1::FnTaskType& type : call.services.fn->Types()) WriteFnTaskType(json, type);
-  json.EndArray();
-  json.EndObject();
-  auto done = co_await call.Json(200, std::move(body));
+  std::vector<std::string> types;
+  for (const v1::FnTaskType& type : call.services.fn->Types())
+    types.push_back(fn::FormatTaskType(type));
+  auto done = co_await call.Json(200, fmt::format("{{\"types\":[{}]}}", fmt::join(types, ",")));
   co_return done;
 }
 
@@ -190,13 +184,17 @@ Task<void> PutType(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto text = co_await call.Body();
   if (!text.ok()) co_return std::move(text).error();
-  DSEC_CO_TRY(v1::FnTaskType type, ReadFnTaskType(*text, call.params[0]));
+  DSEC_CO_TRY(v1::FnTaskType type, fn::ParseTaskType(*text));
+  const std::string& name = call.params[0];
+  if (!type.name().empty() && type.name() != name) {
+    co_return Error(Code::kInvalidArgument, "request.contradiction",
+                    fmt::format("name: {} is not {}, the name in the path", type.name(), name))
+        .WithField("name");
+  }
+  type.set_name(name);
   auto put = co_await call.services.fn->PutType(std::move(type), Call::Usual());
   if (!put.ok()) co_return std::move(put).error();
-  std::string body;
-  JsonWriter json(body);
-  WriteFnTaskType(json, *put);
-  auto done = co_await call.Json(200, std::move(body));
+  auto done = co_await call.Json(200, fn::FormatTaskType(*put));
   co_return done;
 }
 
