@@ -107,6 +107,57 @@ const Key kKeys[] = {
      "How long ended sandboxes are remembered at most."},
     {"events_kept", &NodeConfig::events_kept, "events", 1000, 100'000'000,
      "Events that are kept at most."},
+    {"fn_types_dir", &NodeConfig::fn_types_dir, "", 0, 0,
+     "Folder of the node's task types, *.json. Empty: share/dsec/fn_types beside bin, or share of "
+     "the source. Those that were put lie in state_dir/fn_types and stand before them."},
+    {"fn_workers_max", &NodeConfig::fn_workers_max, "workers", 0, 4096,
+     "Workers of FnCall over all pools, so calls that run at once. 0: four a core, at least 8."},
+    {"fn_makes_at_once", &NodeConfig::fn_makes_at_once, "workers", 1, 64,
+     "Workers that are made at the same time."},
+    {"fn_queue_max", &NodeConfig::fn_queue_max, "calls", 1, 1'000'000,
+     "Calls that may wait for a worker; one principal alone may fill four fifths of it."},
+    {"fn_attempts", &NodeConfig::fn_attempts, "workers", 1, 16,
+     "Workers that a call is tried on when the platform fails it."},
+    {"fn_idle_ms", &NodeConfig::fn_idle_ms, "ms", 100, kMonthMs,
+     "A worker above its pool's minimum that had no call for this long is ended."},
+    {"fn_ops_kept", &NodeConfig::fn_ops_kept, "results", 0, 10'000'000,
+     "Results that are kept for repeats of their op_id, at most."},
+    {"fn_ops_kept_bytes", &NodeConfig::fn_ops_kept_bytes, "bytes", 0, kTera,
+     "Their bytes, at most."},
+    {"fn_ops_kept_ms", &NodeConfig::fn_ops_kept_ms, "ms", 0, kMonthMs, "Their age, at most."},
+    {"fn_compile_cache", &NodeConfig::fn_compile_cache, "compiles", 0, 10'000'000,
+     "Outcomes of compile steps that are kept, at most."},
+    {"fn_artifact_bytes", &NodeConfig::fn_artifact_bytes, "bytes", 1ull << 20, 1024 * kTera,
+     "Artefacts that are kept on disk; least recently used first out."},
+    {"fn_artifact_max_bytes", &NodeConfig::fn_artifact_max_bytes, "bytes", 1024, 1ull << 30,
+     "One artefact, at most."},
+    {"fn_fetch_bytes", &NodeConfig::fn_fetch_bytes, "bytes", 1024, 1ull << 30,
+     "All files that one step of a call may bring back."},
+    {"fn_default_wall_ms", &NodeConfig::fn_default_wall_ms, "ms", 1, 3'600'000,
+     "Wall time of a step that does not say; its waiting does not count."},
+    {"fn_default_cpu_ms", &NodeConfig::fn_default_cpu_ms, "ms", 1, 3'600'000,
+     "CPU time of a step's whole tree that does not say."},
+    {"fn_default_memory_bytes", &NodeConfig::fn_default_memory_bytes, "bytes", 8ull << 20,
+     4 * kTera, "Memory of a step that does not say."},
+    {"fn_default_processes", &NodeConfig::fn_default_processes, "processes", 1, 65'536,
+     "Processes and threads of a step that does not say."},
+    {"fn_default_output_bytes", &NodeConfig::fn_default_output_bytes, "bytes", 1, 64ull << 20,
+     "Each stream of a step that does not say."},
+    {"fn_default_file_bytes", &NodeConfig::fn_default_file_bytes, "bytes", 1, kTera,
+     "One file of a step that does not say."},
+    {"fn_default_disk_bytes", &NodeConfig::fn_default_disk_bytes, "bytes", 1ull << 20, kTera,
+     "Writable layer of a step that does not say; it lies in memory."},
+    {"fn_max_wall_ms", &NodeConfig::fn_max_wall_ms, "ms", 1, kMonthMs,
+     "Largest wall and CPU time a step may ask for."},
+    {"fn_max_memory_bytes", &NodeConfig::fn_max_memory_bytes, "bytes", 8ull << 20, 4 * kTera,
+     "Largest memory a step may ask for."},
+    {"fn_max_output_bytes", &NodeConfig::fn_max_output_bytes, "bytes", 1, 64ull << 20,
+     "Largest stream a step may ask for."},
+    {"fn_mig_profiles", &NodeConfig::fn_mig_profiles, "", 0, 0,
+     "Profiles of MIG instances, as nvidia-smi mig -lgi lists them: "
+     "gpu0/gi1=1g.10gb,gpu0/gi2=3g.40gb. An instance without one has the kind mig."},
+    {"fn_gpu_shared_max", &NodeConfig::fn_gpu_shared_max, "calls", 1, 1024,
+     "Calls that hold one shared GPU or instance at the same time."},
     {"log_level", &NodeConfig::log_level, "", 0, 0, "debug, info, warn or error."},
     {"log_format", &NodeConfig::log_format, "", 0, 0, "text or json."},
 };
@@ -161,9 +212,10 @@ Result<void> CheckNodeConfig(const NodeConfig& config) {
     return Bad("config.path", "run_dir",
                fmt::format("run_dir: {} is longer than 64 bytes", config.run_dir));
   }
-  if (!config.layers_dir.empty() && !IsAbsolute(config.layers_dir)) {
-    return Bad("config.path", "layers_dir",
-               fmt::format("layers_dir: {} is not an absolute path", config.layers_dir));
+  for (const auto& [name, path] : {std::pair{"layers_dir", &config.layers_dir},
+                                   std::pair{"fn_types_dir", &config.fn_types_dir}}) {
+    if (!path->empty() && !IsAbsolute(*path))
+      return Bad("config.path", name, fmt::format("{}: {} is not an absolute path", name, *path));
   }
   const uint64_t ids_end = config.id_base + (config.capacity + config.slot_pool_size) * 65'536;
   if (ids_end > 0xffffffffull) {
@@ -179,7 +231,13 @@ Result<void> CheckNodeConfig(const NodeConfig& config) {
   for (const auto& [name, low, high] :
        {std::tuple{"max_memory_bytes", config.default_memory_bytes, config.max_memory_bytes},
         std::tuple{"max_disk_bytes", config.default_disk_bytes, config.max_disk_bytes},
-        std::tuple{"max_output_bytes", config.default_output_bytes, config.max_output_bytes}}) {
+        std::tuple{"max_output_bytes", config.default_output_bytes, config.max_output_bytes},
+        std::tuple{"fn_max_wall_ms", std::max(config.fn_default_wall_ms, config.fn_default_cpu_ms),
+                   config.fn_max_wall_ms},
+        std::tuple{"fn_max_memory_bytes", config.fn_default_memory_bytes,
+                   config.fn_max_memory_bytes},
+        std::tuple{"fn_max_output_bytes", config.fn_default_output_bytes,
+                   config.fn_max_output_bytes}}) {
     if (low > high)
       return Bad("config.range", name,
                  fmt::format("{}: {} is below the default {}", name, high, low));

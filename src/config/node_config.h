@@ -55,6 +55,32 @@ struct NodeConfig {
   uint64_t ended_age_ms = 24ull * 3600 * 1000;
   uint64_t events_kept = 200'000;
 
+  std::string fn_types_dir;     // empty: share/dsec/fn_types beside this program, or the source's
+  uint64_t fn_workers_max = 0;  // 0: four a core, at least 8
+  uint64_t fn_makes_at_once = 4;
+  uint64_t fn_queue_max = 4096;
+  uint64_t fn_attempts = 3;
+  uint64_t fn_idle_ms = 60'000;
+  uint64_t fn_ops_kept = 10'000;
+  uint64_t fn_ops_kept_bytes = 256ull << 20;
+  uint64_t fn_ops_kept_ms = 600'000;
+  uint64_t fn_compile_cache = 10'000;
+  uint64_t fn_artifact_bytes = 1ull << 30;
+  uint64_t fn_artifact_max_bytes = 64ull << 20;
+  uint64_t fn_fetch_bytes = 64ull << 20;
+  uint64_t fn_default_wall_ms = 10'000;
+  uint64_t fn_default_cpu_ms = 10'000;
+  uint64_t fn_default_memory_bytes = 1ull << 30;
+  uint64_t fn_default_processes = 128;
+  uint64_t fn_default_output_bytes = 1ull << 20;
+  uint64_t fn_default_file_bytes = 256ull << 20;
+  uint64_t fn_default_disk_bytes = 256ull << 20;
+  uint64_t fn_max_wall_ms = 3'600'000;
+  uint64_t fn_max_memory_bytes = 4ull << 40;
+  uint64_t fn_max_output_bytes = 64ull << 20;
+  std::string fn_mig_profiles;
+  uint64_t fn_gpu_shared_max = 4;
+
   std::string log_level = "info";
   std::string log_format = "text";
 };

@@ -47,6 +47,10 @@ TEST(NodeConfig, Bad_NamesPlaceKeyAndRule) {
            BadCase{"agent_uid_base = 1879048192", "config.range", "agent_uid_base", "overlap"},
            BadCase{"default_memory_bytes = 67108864\nmax_memory_bytes = 33554432", "config.range",
                    "max_memory_bytes", "below"},
+           BadCase{"fn_types_dir = \"rel\"", "config.path", "fn_types_dir", "absolute"},
+           BadCase{"fn_queue_max = 0", "config.range", "fn_queue_max", "from 1 to"},
+           BadCase{"fn_max_memory_bytes = 33554432", "config.range", "fn_max_memory_bytes",
+                   "below"},
            BadCase{"log_level = \"loud\"", "config.value", "log_level", "loud"},
        }) {
     auto parsed = ParseNodeConfig(bad.text, "f");
