@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 
 namespace dsec::aether {
@@ -65,12 +66,13 @@ void Server::OnEvents(uint64_t id, uint32_t events) {
 }
 
 void Server::ReadFrom(Connection& connection) {
+  // Of the process and not of the call: only the pages that a frame fills are ever touched.
+  static std::array<char, kReadBytes> buffer;
   uint64_t id = connection.id;
-  std::string buffer(kReadBytes, '\0');
   ssize_t size = ::recv(connection.socket.get(), buffer.data(), buffer.size(), 0);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (size <= 0) return Drop(id);
-  connection.parser.Feed(std::string_view(buffer).substr(0, static_cast<size_t>(size)));
+  connection.parser.Feed(std::string_view(buffer.data(), static_cast<size_t>(size)));
   HandleFrames(id);
 }
 

@@ -167,19 +167,28 @@ uint64_t Admission::live() const {
   return shared_->live;
 }
 
+Result<HostMeters> Admission::Measure() {
+  std::lock_guard lock(mutex_);
+  DSEC_TRY_VOID(MeasureLocked());
+  return meters_;
+}
+
+Result<void> Admission::MeasureLocked() {
+  const MonoTime now = clock_.Mono();
+  auto meters = read_();
+  if (!meters.ok()) return Error(Code::kUnavailable, "capacity.unknown", meters.error().ToString());
+  meters_ = *meters;
+  read_at_ = now;
+  return Ok();
+}
+
 Result<void> Admission::Check(uint64_t live, uint64_t creating) {
   if (live >= options_.max_sandboxes) {
     return NoRoom("capacity.count", fmt::format("{} sandboxes are live, the node holds {}", live,
                                                 options_.max_sandboxes));
   }
-  if (const MonoTime now = clock_.Mono(); read_at_ == MonoTime() || now - read_at_ > kMetersAge) {
-    auto meters = read_();
-    if (!meters.ok()) {
-      return Error(Code::kUnavailable, "capacity.unknown", meters.error().ToString());
-    }
-    meters_ = *meters;
-    read_at_ = now;
-  }
+  if (read_at_ == MonoTime() || clock_.Mono() - read_at_ > kMetersAge)
+    DSEC_TRY_VOID(MeasureLocked());
   const uint64_t needed =
       options_.memory_reserve_bytes + (creating + 1) * options_.memory_per_create_bytes;
   if (options_.memory_reserve_bytes != 0 && meters_.memory_available_bytes < needed) {

@@ -52,8 +52,8 @@ class Admission {
     bool settled_ = false;
   };
 
-  // Meters are read again when they are older than 25 ms. `freed` is called, on whatever thread,
-  // after a place came back.
+  // For TryEnter, meters are read again when they are older than 25 ms. `freed` is called, on
+  // whatever thread, after a place came back.
   Admission(const AdmissionOptions& options, ReadMeters read, const Clock& clock,
             std::function<void()> freed);
 
@@ -64,8 +64,11 @@ class Admission {
   Place Readmit();
 
   uint64_t live() const;
+  // Reads the meters now; what TryEnter decides from then on is no older than the answer.
+  Result<HostMeters> Measure();
 
  private:
+  Result<void> MeasureLocked();
   Result<void> Check(uint64_t live, uint64_t creating);
 
   const AdmissionOptions options_;

@@ -66,6 +66,14 @@ TEST_F(AdmissionTest, Meters_AreReadAgainWhenOld) {
   EXPECT_EQ(admission.TryEnter().error().reason(), "capacity.pressure");
 }
 
+TEST_F(AdmissionTest, Measure_IsWhatTheNextEntryGoesBy) {
+  auto admission = Make({.memory_reserve_bytes = 0, .disk_reserve_bytes = 900 * kMiB});
+  EXPECT_TRUE(admission.TryEnter().ok());
+  meters_.disk_free_bytes = 100 * kMiB;
+  EXPECT_EQ(admission.Measure()->disk_free_bytes, 100 * kMiB);
+  EXPECT_EQ(admission.TryEnter().error().reason(), "capacity.disk");
+}
+
 TEST_F(AdmissionTest, ReadmittedSandbox_CountsEvenWhenFull) {
   auto admission = Make({.max_sandboxes = 1, .memory_reserve_bytes = 0, .disk_reserve_bytes = 0});
   const auto a = admission.Readmit();

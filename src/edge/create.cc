@@ -193,7 +193,7 @@ void Edge::SetClaim(const SandboxPtr& sandbox, int64_t until_ms) {
   sandbox->activity->SetClaim(until_ms);
   sandbox->Change([&](v1::SandboxRecord& record) { record.set_claim_until_unix_ms(until_ms); });
   Arm(sandbox);
-  (void)runtime::Spawn(watchers_, sandbox->executor(), EmitLater(sandbox, {}));
+  (void)runtime::Spawn(watchers_, sandbox->executor(), SaveLater(sandbox));
 }
 
 boost::asio::awaitable<void> Edge::LiftClaim(SandboxPtr sandbox) {

@@ -20,6 +20,8 @@ constexpr std::chrono::milliseconds kRoomRetry{200};
 // The wall clock may be set: nobody sleeps longer than this for a wall-clock deadline.
 constexpr std::chrono::milliseconds kTimerMax{1000};
 // Bound on what a failing store makes us keep of one sandbox.
+// The events of a short command go into one write, which begins after its result has left.
+constexpr std::chrono::milliseconds kEmitDelay{10};
 constexpr size_t kMaxUnsaved = 1000;
 
 Result<std::string> ReadBootId(const std::string& proc_root) {
@@ -255,16 +257,35 @@ runtime::Task<void> Edge::SaveBy(SandboxPtr sandbox,
   co_return written;
 }
 
-void Edge::Emit(const SandboxPtr& sandbox, v1::Event event) {
-  std::vector<v1::Event> events;
-  events.push_back(std::move(event));
-  (void)runtime::Spawn(watchers_, sandbox->executor(), EmitLater(sandbox, std::move(events)));
+void Edge::Emit(const SandboxPtr& sandbox, v1::Event event, bool soon) {
+  sandbox->unsaved.push_back(std::move(event));
+  if (!soon) {
+    (void)runtime::Spawn(watchers_, sandbox->executor(), SaveLater(sandbox));
+    return;
+  }
+  if (sandbox->flush_due) return;
+  sandbox->flush_due = runtime::Spawn(watchers_, sandbox->executor(), FlushLater(sandbox));
 }
 
-boost::asio::awaitable<void> Edge::EmitLater(SandboxPtr sandbox, std::vector<v1::Event> events) {
-  auto saved = co_await Save(sandbox, std::move(events));
+boost::asio::awaitable<void> Edge::FlushLater(SandboxPtr sandbox) {
+  (void)co_await runtime::SleepUntil(runtime::Deadline::After(kEmitDelay));
+  sandbox->flush_due = false;
+  (void)co_await Flush(sandbox);
+}
+
+runtime::Task<void> Edge::Flush(SandboxPtr sandbox) {
+  // What somebody else has taken is in front of us in the queue of the store.
+  if (sandbox->unsaved.empty()) co_return Ok();
+  auto saved = co_await Save(sandbox, {});
   if (!saved.ok())
     log::Error("edge.event_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
+  co_return saved;
+}
+
+boost::asio::awaitable<void> Edge::SaveLater(SandboxPtr sandbox) {
+  auto saved = co_await Save(sandbox, {});
+  if (!saved.ok())
+    log::Error("edge.record_not_saved", {{"sandbox_id", sandbox->id()}, {"error", saved.error()}});
 }
 
 // --- time ---
@@ -461,7 +482,13 @@ runtime::Task<v1::EventsReply> Edge::Events(v1::EventsRequest request, runtime::
   while (true) {
     // Looked at before the events are read: the last event of a sandbox is saved before it leaves
     // the registry.
-    const bool live = id.empty() || registry_.Find(id) != nullptr;
+    const auto sandbox = id.empty() ? nullptr : registry_.Find(id);
+    const bool live = id.empty() || sandbox != nullptr;
+    if (sandbox != nullptr) {
+      // Whoever saw an effect finds its event. A failure is logged, and those on record are
+      // answered.
+      (void)co_await runtime::On(sandbox->executor(), Flush(sandbox));
+    }
     const uint64_t after = request.after_seq();
     auto read = [this, id, after, limit] { return store_->Events(id, after, limit); };
     auto events = co_await store_thread_->Run(std::move(read), runtime::Deadline::Never());
@@ -482,7 +509,7 @@ runtime::Task<v1::EventsReply> Edge::Events(v1::EventsRequest request, runtime::
 }
 
 runtime::Task<v1::NodeInfo> Edge::Node(runtime::Deadline) {
-  DSEC_CO_TRY(const auto meters, ReadHostMeters(options_.proc_root, options_.disk_paths));
+  DSEC_CO_TRY(const auto meters, admission_.Measure());
   v1::NodeInfo info;
   info.set_node_id(options_.node_id.str());
   info.set_version(options_.version);

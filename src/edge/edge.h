@@ -145,9 +145,11 @@ class Edge final : public EdgeApi {
   runtime::Task<void> SaveNew(SandboxPtr sandbox, std::vector<v1::Event> events);
   runtime::Task<void> SaveBy(SandboxPtr sandbox, std::shared_ptr<const v1::SandboxRecord> record,
                              std::vector<v1::Event> events, bool fresh);
-  // Writes an event without waiting.
-  void Emit(const SandboxPtr& sandbox, v1::Event event);
-  boost::asio::awaitable<void> EmitLater(SandboxPtr sandbox, std::vector<v1::Event> events);
+  // Writes an event without waiting: now, or within 10 ms together with others of that time.
+  void Emit(const SandboxPtr& sandbox, v1::Event event, bool soon = false);
+  boost::asio::awaitable<void> FlushLater(SandboxPtr sandbox);
+  runtime::Task<void> Flush(SandboxPtr sandbox);
+  boost::asio::awaitable<void> SaveLater(SandboxPtr sandbox);
   // Enters the sandbox for its next deadline.
   void Arm(const SandboxPtr& sandbox);
   void OnDue(const SandboxPtr& sandbox);

@@ -197,7 +197,9 @@ void Edge::NoteReply(const SandboxPtr& sandbox, const v1::ExecReply& reply,
     v1::Event event = sandbox->NewEvent(type, now);
     event.set_op_id(op_id);
     event.set_detail(std::move(detail));
-    Emit(sandbox, std::move(event));
+    // Both events of a short command go into one write. A command that runs on is on record before
+    // anything can happen to this process.
+    Emit(sandbox, std::move(event), !reply.running());
   };
   if (keep.has_value()) {
     sandbox->activity->ExecStarted(op_id, *keep, now, 0);

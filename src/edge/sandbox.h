@@ -94,8 +94,9 @@ class Sandbox {
 
   bool disk_full = false;  // an event has said so, and it still is
 
-  // Events whose write has failed; they go with the next one.
+  // Events that wait for the next write, also those whose write has failed.
   std::vector<v1::Event> unsaved;
+  bool flush_due = false;  // a FlushLater will look at them
 
   // Time at which it stands in the queue of deadlines; 0 when it does not.
   int64_t armed_ms = 0;

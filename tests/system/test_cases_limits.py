@@ -230,6 +230,7 @@ def test_case_067_node_disk_nearly_full(layers, tmp_path):
         filler = disk / "filler"
         with open(filler, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, usage.free - usage.total // 20)
+        assert client.node()["scratch_free_bytes"] < 256 * MIB  # and creates go by no older reading
 
         started = time.monotonic()
         status, headers, body = node.curl("POST", "/v1/sandboxes", {"request_id": "late", "base": BASE})

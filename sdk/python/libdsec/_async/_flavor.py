@@ -3,11 +3,16 @@
 
 import asyncio
 
-import httpx
+import httpcore
+
+try:
+    from httpcore import AnyIOBackend as NetworkBackend
+except ImportError:  # before httpcore 0.17
+    from httpcore.backends.auto import AutoBackend as NetworkBackend
 
 # What interrupts a call from outside: the command is then cancelled before the exception goes on.
 INTERRUPTS = (asyncio.CancelledError, KeyboardInterrupt)
-HttpTransport = httpx.AsyncHTTPTransport
+ConnectionPool = httpcore.AsyncConnectionPool
 
 
 async def sleep(seconds: float) -> None:

@@ -3,11 +3,16 @@
 
 import time
 
-import httpx
+import httpcore
+
+try:
+    from httpcore import SyncBackend as NetworkBackend
+except ImportError:  # before httpcore 0.17
+    from httpcore.backends.sync import SyncBackend as NetworkBackend
 
 # What interrupts a call from outside: the command is then cancelled before the exception goes on.
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-HttpTransport = httpx.HTTPTransport
+ConnectionPool = httpcore.ConnectionPool
 
 
 def sleep(seconds: float) -> None:
