@@ -104,7 +104,7 @@ class ProgressLine {
 
   void Show(const image::Progress& progress) {
     if (!shown_) return;
-    const char* phase = progress.phase == image::Progress::Phase::kUnpack  ? "unpacking"
+    const char* phase = progress.phase == image::Progress::Phase::kRead    ? "reading"
                         : progress.phase == image::Progress::Phase::kWrite ? "writing the image"
                                                                            : "publishing";
     std::string text =
@@ -182,13 +182,14 @@ Result<void> Build(const LayerFlags& flags, bool as_json) {
     object["existed"] = built->existed;
     object["warnings"] = built->warnings;
     object["warning_count"] = built->warning_count;
-    object["unpack_ms"] = built->unpack_ms;
+    object["content_copied"] = built->content_copied;
+    object["read_ms"] = built->read_ms;
     object["write_ms"] = built->write_ms;
     object["publish_ms"] = built->publish_ms;
     PrintJson(object);
     return Ok();
   }
-  const uint64_t millis = built->unpack_ms + built->write_ms + built->publish_ms;
+  const uint64_t millis = built->read_ms + built->write_ms + built->publish_ms;
   std::printf("%s\n", layer.id.str().c_str());
   std::fprintf(stderr, "%s %s%s%s: %llu entries, %s of content, %s stored, %.1f s\n",
                built->existed ? "same as the existing" : "built",

@@ -52,7 +52,7 @@ TEST(Manifest, Encode_IsCanonicalAndParsesBack) {
   const std::string text = manifest.Encode();
   EXPECT_EQ(text, R"({"blob":{"sha256":")" + std::string(64, 'b') + R"(","size":123456},)" +
                       R"("config":{"cmd":[],"entrypoint":[],"env":["PATH=/bin","X=\"quoted\""],)" +
-                      R"("user":"1000","workdir":""},"format":1,"kind":"base",)" +
+                      R"("user":"1000","workdir":""},"format":2,"kind":"base",)" +
                       R"("meta":{"sha256":")" + std::string(64, 'a') + R"(","size":4096}})");
   EXPECT_EQ(*Manifest::Parse(text), manifest);
   EXPECT_EQ(manifest.Id().str(), "sha256:" + Sha256Hex(text));

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kFormatVersion = 1;
+constexpr int kOldestFormat = 1;
 constexpr size_t kMaxNamePart = 128;
 
 bool IsLowerAlnum(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
@@ -128,7 +128,7 @@ Result<LayerName> ParseLayerName(std::string_view text) {
 
 std::string Manifest::Encode() const {
   json object = {{"blob", FileToJson(blob)},
-                 {"format", kFormatVersion},
+                 {"format", format},
                  {"kind", KindName(kind)},
                  {"meta", FileToJson(meta)}};
   if (!config.empty()) object["config"] = ConfigToJson(config);
@@ -139,8 +139,11 @@ Result<Manifest> Manifest::Parse(std::string_view text) {
   const Error corrupt(Code::kInternal, "layer.corrupt",
                       fmt::format("not a layer manifest: {}", Printable(text)));
   const json object = json::parse(text, nullptr, false);
-  if (!object.is_object() || object.value("format", json()) != json(kFormatVersion)) return corrupt;
+  if (!object.is_object()) return corrupt;
+  const json format = object.value("format", json());
+  if (!format.is_number_integer() || format < kOldestFormat || format > kFormat) return corrupt;
   Manifest manifest;
+  manifest.format = format.get<int>();
   std::string kind;
   if (!ReadString(object, "kind", kind) || !ReadFile(object, "meta", manifest.meta) ||
       !ReadFile(object, "blob", manifest.blob)) {

@@ -48,6 +48,10 @@ struct FileDigest {
 // The identity of a layer: the SHA-256 of Encode() is its id. Times, names and origins are no part
 // of it.
 struct Manifest {
+  // 1: written by mkfs.erofs, whose version the bytes depend on. 2: by WriteErofs; a function of
+  // the tree (format_spec.md). Both are read alike.
+  static constexpr int kFormat = 2;
+  int format = kFormat;
   LayerKind kind = LayerKind::kBase;
   FileDigest meta;
   FileDigest blob;
@@ -85,8 +89,8 @@ std::string Printable(std::string_view text);
 
 // How far an import or build has come.
 struct Progress {
-  enum class Phase { kUnpack, kWrite, kPublish };
-  Phase phase = Phase::kUnpack;
+  enum class Phase { kRead, kWrite, kPublish };
+  Phase phase = Phase::kRead;
   uint64_t entries = 0;
   uint64_t bytes = 0;
   uint64_t total_bytes = 0;  // 0 when not known

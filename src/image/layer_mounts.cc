@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 #include "image/digest.h"
-#include "image/erofs.h"
+#include "image/erofs_writer.h"
 #include "image/fs.h"
 #include "os/file.h"
 #include "os/mount.h"

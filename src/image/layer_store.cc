@@ -14,10 +14,10 @@
 #include "base/log.h"
 #include "image/digest.h"
 #include "image/dir_source.h"
-#include "image/erofs.h"
+#include "image/erofs_writer.h"
 #include "image/fs.h"
 #include "image/importers.h"
-#include "image/unpacker.h"
+#include "image/tree_builder.h"
 #include "os/file.h"
 
 namespace dsec::image {
@@ -48,22 +48,32 @@ Result<os::UniqueFd> MakeAndOpenDir(int dirfd, const char* name, mode_t mode) {
   return os::OpenAt(dirfd, name, O_RDONLY | O_DIRECTORY);
 }
 
-// Calls a ProgressFn at most ten times a second; between two calls the answer is to go on.
+// Calls a ProgressFn when a phase begins and at most ten times a second; between two calls the
+// answer is to go on.
 class Throttle {
  public:
   explicit Throttle(const ProgressFn& progress) : progress_(progress) {}
   bool operator()(const Progress& state) {
     if (!progress_) return true;
     const MonoTime now = Clock::System().Mono();
-    if (now - last_ < kProgressPeriod) return true;
+    if (phase_ == state.phase && now - last_ < kProgressPeriod) return true;
+    phase_ = state.phase;
     last_ = now;
     return progress_(state);
   }
 
  private:
   const ProgressFn& progress_;
+  std::optional<Progress::Phase> phase_;
   MonoTime last_;
 };
+
+Result<MetaImage> WriteMeta(int out, const Tree& tree, const ChunkStore& chunks,
+                            const std::function<bool(uint64_t)>& proceed) {
+  const os::UniqueFd fd(::openat(out, kMetaName, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!fd.valid()) return StoreError("make the metadata");
+  return WriteErofs(tree, chunks, fd.get(), proceed);
+}
 
 class StopWatch {
  public:
@@ -233,61 +243,47 @@ Result<BuildReport> LayerStore::Build(const BuildRequest& request, const Progres
   DSEC_TRY(const WorkDir work, MakeWorkDir());
   const int dir = work.fd.get();
   DSEC_TRY(const auto image, OpenImage(request, dir, warnings));
-  // Twice: the tree and, before it goes, the image.
-  DSEC_TRY_VOID(RequireSpace(dir, 2 * image->least_bytes(), "the import"));
-
-  if (::mkdirat(dir, "tree", 0755) != 0) return StoreError("make the tree");
-  DSEC_TRY(auto tree, os::OpenAt(dir, "tree", O_RDONLY | O_DIRECTORY));
-  if (::fchmod(tree.get(), 0755) != 0) return StoreError("chmod the tree");
-  Unpacker unpacker(std::move(tree),
-                    UnpackOptions{request.limits, request.kind != LayerKind::kBase}, warnings);
+  DSEC_TRY_VOID(RequireSpace(dir, image->least_bytes(), "the import"));
+  DSEC_TRY_VOID(os::MakeDir(dir, "out", 0700));
+  DSEC_TRY(const auto out, os::OpenAt(dir, "out", O_RDONLY | O_DIRECTORY));
+  DSEC_TRY(const auto chunks, ChunkStore::Create(out.get(), kBlobName));
+  Tree tree;
+  TreeBuilder builder(tree, *chunks, {request.limits, request.kind != LayerKind::kBase}, warnings);
   Throttle throttle(progress);
-  unpacker.set_proceed([&] {
-    const UnpackStats& stats = unpacker.stats();
+  builder.set_proceed([&] {
+    const TreeStats& stats = builder.stats();
     return throttle(
-        {Progress::Phase::kUnpack, stats.entries, stats.content_bytes, image->least_bytes()});
+        {Progress::Phase::kRead, stats.entries, stats.content_bytes, image->least_bytes()});
   });
   for (size_t i = 0; i < image->layer_count(); ++i) {
     DSEC_TRY(const auto source, image->OpenLayer(i));
-    unpacker.BeginLayer(image->has_whiteouts());
+    builder.BeginLayer(image->has_whiteouts());
     Entry entry;
     while (true) {
       DSEC_TRY(const bool more, source->Next(entry));
       if (!more) break;
-      DSEC_TRY_VOID(unpacker.Add(entry, *source));
+      DSEC_TRY_VOID(builder.Add(entry, *source));
     }
   }
-  DSEC_TRY(report.layer.entries, unpacker.Finish());
-  const uint64_t content_bytes = unpacker.stats().content_bytes;
-  report.unpack_ms = watch.Lap();
+  report.read_ms = watch.Lap();
 
-  DSEC_TRY_VOID(os::MakeDir(dir, "out", 0700));
-  DSEC_TRY_VOID(WriteErofs(dir, dir, [&](uint64_t bytes) {
-    return throttle({Progress::Phase::kWrite, report.layer.entries, bytes, content_bytes});
-  }));
-  report.write_ms = watch.Lap();
-
+  PlaceContent(tree, request.first_touch, *chunks, warnings);
   Manifest manifest;
   manifest.kind = request.kind;
   if (request.kind == LayerKind::kBase) manifest.config = image->config();
-  DSEC_TRY(const auto out, os::OpenAt(dir, "out", O_RDONLY | O_DIRECTORY));
-  const auto describe = [&](const char* file, FileDigest& digest) -> Result<void> {
-    DSEC_TRY(const auto fd, os::OpenAt(out.get(), file, O_RDONLY));
-    struct stat status;
-    if (::fstat(fd.get(), &status) != 0) return StoreError("stat the image");
-    digest.size = static_cast<uint64_t>(status.st_size);
-    DSEC_TRY(
-        digest.sha256, Sha256File(fd.get(), [&](uint64_t bytes) {
-          return throttle({Progress::Phase::kPublish, report.layer.entries, bytes, digest.size});
-        }));
-    if (::fsync(fd.get()) != 0) return StoreError("fsync the image");
-    return Ok();
+  const uint64_t blob_bytes = chunks->placed_bytes();
+  const auto proceed = [&](uint64_t bytes) {
+    return throttle({Progress::Phase::kWrite, builder.stats().entries, bytes, blob_bytes});
   };
-  DSEC_TRY_VOID(describe(kMetaName, manifest.meta));
-  DSEC_TRY_VOID(describe(kBlobName, manifest.blob));
-  {
-    DSEC_TRY(const auto meta, os::OpenAt(out.get(), kMetaName, O_RDONLY));
-    DSEC_TRY_VOID(CheckSuperblock(meta.get()));
+  DSEC_TRY(const MetaImage meta, WriteMeta(out.get(), tree, *chunks, proceed));
+  manifest.meta = meta.digest;
+  DSEC_TRY(const ChunkStore::Blob blob, chunks->Finish(proceed));
+  manifest.blob = blob.digest;
+  report.content_copied = blob.copied;
+  report.write_ms = watch.Lap();
+
+  if (!throttle({Progress::Phase::kPublish, meta.entries, blob_bytes, blob_bytes})) {
+    return Error(Code::kCancelled, "layer.cancelled", "cancelled before it was published");
   }
   DSEC_TRY_VOID(os::CreateFile(out.get(), kManifestName, manifest.Encode(), 0600));
   DSEC_TRY_VOID(SyncAt(out.get(), kManifestName));
@@ -298,7 +294,8 @@ Result<BuildReport> LayerStore::Build(const BuildRequest& request, const Progres
   layer.kind = manifest.kind;
   layer.meta_bytes = manifest.meta.size;
   layer.blob_bytes = manifest.blob.size;
-  layer.content_bytes = content_bytes;
+  layer.entries = meta.entries;
+  layer.content_bytes = meta.content_bytes;
   layer.created_unix_ms = UnixMillis(clock_.Wall());
   layer.source = request.path;
   layer.config = manifest.config;

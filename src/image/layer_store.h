@@ -14,6 +14,7 @@
 #include "base/id.h"
 #include "base/result.h"
 #include "image/catalog.h"
+#include "image/content_order.h"
 #include "image/entry.h"
 #include "image/layer.h"
 #include "os/unique_fd.h"
@@ -30,6 +31,9 @@ struct BuildRequest {
   std::string ref;  // which image of an OCI layout or docker archive; empty: the only one
   std::map<std::string, std::string> labels;
   ImportLimits limits;
+  // What runs read first lies together at the front of the blob; part of the content and so of the
+  // id. Empty: the order of a walk through the tree.
+  std::vector<FirstTouch> first_touch;
 };
 
 struct BuildReport {
@@ -37,9 +41,10 @@ struct BuildReport {
   bool existed = false;               // the same content was there before
   std::vector<std::string> warnings;  // what was left out and why, the first 100
   uint64_t warning_count = 0;
-  uint64_t unpack_ms = 0;
-  uint64_t write_ms = 0;
-  uint64_t publish_ms = 0;  // digests, fsync, rename
+  bool content_copied = false;  // the source brought the content in another order
+  uint64_t read_ms = 0;         // the source, its content on its way into the blob
+  uint64_t write_ms = 0;        // the blob in its order, its digest, the metadata
+  uint64_t publish_ms = 0;      // rename, catalogue
 };
 
 // The files of one layer, held so that no process of this node removes them while this lives.

@@ -7,11 +7,11 @@ packages=(
   # build
   clang-19 clang-tidy-19 clang-format-19 lld-19 libclang-rt-19-dev llvm-19 cmake ninja-build ccache make git
   libboost1.81-dev libexpected-dev libtomlplusplus-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
-  protobuf-compiler libprotobuf-dev libsqlite3-dev libarchive-dev libzstd-dev libssl-dev libseccomp-dev
+  protobuf-compiler libprotobuf-dev libsqlite3-dev libarchive-dev libxxhash-dev libzstd-dev libssl-dev libseccomp-dev
   # layers and scratch space
-  erofs-utils btrfs-progs e2fsprogs mount
+  erofs-utils btrfs-progs e2fsprogs mount skopeo
   # tests and benchmarks
-  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap
+  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap docker-registry
   python3 python3-httpx python3-pytest python3-pytest-timeout python3-yaml python3-jsonschema python3-pip python3-venv
   # demo
   debootstrap dpkg-dev xz-utils ca-certificates curl

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "image/unpacker.h"
+#include "image/testing/unpacker.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,7 +14,7 @@
 #include "image/path.h"
 #include "os/file.h"
 
-namespace dsec::image {
+namespace dsec::image::testing {
 namespace {
 
 constexpr char kOpaqueXattr[] =
@@ -484,4 +484,4 @@ Result<uint64_t> Unpacker::FinishDirectory(int dirfd, uint64_t depth) {
   return entries;
 }
 
-}  // namespace dsec::image
+}  // namespace dsec::image::testing

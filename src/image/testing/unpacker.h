@@ -12,7 +12,7 @@
 #include "image/entry.h"
 #include "os/unique_fd.h"
 
-namespace dsec::image {
+namespace dsec::image::testing {
 
 struct UnpackOptions {
   ImportLimits limits;
@@ -107,4 +107,4 @@ class Unpacker {
   std::unordered_map<uint64_t, Time> directory_times_;  // by inode
 };
 
-}  // namespace dsec::image
+}  // namespace dsec::image::testing

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Archives that mean harm, whiteouts and duplicates against a real file system. Needs root: owners,
-// devices, trusted.* xattrs.
-#include "image/unpacker.h"
-
+// Archives that mean harm, whiteouts and duplicates, from tar to what the kernel shows of the
+// image. Needs root and file-backed EROFS (Linux 6.12).
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,13 +8,15 @@
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 
-#include "image/tar_source.h"
 #include "image/testing/archives.h"
+#include "image/testing/harness.h"
+#include "image/tree_builder.h"
 #include "os/file.h"
 
 namespace dsec::image {
 namespace {
 
+using testing::DescribeTree;
 using testing::Device;
 using testing::Dir;
 using ::testing::ElementsAre;
@@ -27,63 +27,63 @@ using testing::Member;
 using testing::Symlink;
 using ::testing::UnorderedElementsAre;
 
-class TextSource : public ByteSource {
- public:
-  explicit TextSource(std::string data) : data_(std::move(data)) {}
-  Result<std::span<const uint8_t>> Read() override {
-    const size_t step = std::min<size_t>(data_.size() - at_, 4096);
-    const std::span<const uint8_t> piece(reinterpret_cast<const uint8_t*>(data_.data()) + at_,
-                                         step);
-    at_ += step;
-    return piece;
-  }
-
- private:
-  std::string data_;
-  size_t at_ = 0;
-};
-
-// A folder with a canary beside the tree; whatever is imported, nothing but the tree may change.
-class UnpackerTest : public ::testing::Test {
+// A folder with a canary beside the work; whatever is imported, nothing else may change. Every
+// import is done twice: into an image, and by the kernel's file system into a folder. Both must
+// accept or refuse, and show the same tree.
+class BuilderTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (::geteuid() != 0) GTEST_SKIP() << "needs root";
     testing::WriteFile(folder_.path() + "/canary", "untouched");
     ASSERT_EQ(::mkdir((folder_.path() + "/outside").c_str(), 0755), 0);
-    ASSERT_EQ(::mkdir(Tree().c_str(), 0755), 0);
+    ASSERT_EQ(::mkdir((folder_.path() + "/image").c_str(), 0755), 0);
+    ASSERT_EQ(::mkdir((folder_.path() + "/tree").c_str(), 0755), 0);
     before_ = Outside();
   }
   void TearDown() override {
     if (::geteuid() == 0) EXPECT_EQ(Outside(), before_);
   }
 
-  std::string Tree() const { return folder_.path() + "/tree"; }
+  // The image's root, as the kernel shows it.
+  std::string Tree() const { return fmt::format("/proc/self/fd/{}", mount_.get()); }
 
   std::vector<std::string> Outside() const {
     std::vector<std::string> lines;
     for (const std::string& line : testing::DescribeTree(folder_.path())) {
-      if (!line.starts_with("tree") && !line.starts_with(". ")) lines.push_back(line);
+      if (!line.starts_with("tree") && !line.starts_with("image") && !line.starts_with(". ")) {
+        lines.push_back(line);
+      }
     }
     return lines;
   }
 
-  // Unpacks layers of members, lowest first.
+  // Layers of members, lowest first.
   Result<uint64_t> Import(const std::vector<std::vector<Member>>& layers,
                           bool keep_whiteouts = false, const ImportLimits& limits = {}) {
-    auto tree = os::OpenAt(AT_FDCWD, Tree().c_str(), O_RDONLY | O_DIRECTORY);
-    Unpacker unpacker(std::move(*tree), {limits, keep_whiteouts}, warnings_);
-    for (const auto& members : layers) {
-      DSEC_TRY(auto source, TarSource::Open(std::make_unique<TextSource>(testing::MakeTar(members)),
-                                            "t", warnings_));
-      unpacker.BeginLayer(true);
-      Entry entry;
-      while (true) {
-        DSEC_TRY(const bool more, source->Next(entry));
-        if (!more) break;
-        DSEC_TRY_VOID(unpacker.Add(entry, *source));
+    std::vector<std::string> tars;
+    for (const auto& members : layers) tars.push_back(testing::MakeTar(members));
+    const TreeOptions options{limits, keep_whiteouts};
+    const std::string image = folder_.path() + "/image";
+    const std::string unpacked = folder_.path() + "/tree";
+    auto built = testing::BuildImage(image, tars, options, warnings_);
+    Warnings ignored;
+    auto plain = testing::UnpackTars(unpacked, tars, options, ignored);
+    if (built.ok()) {
+      DSEC_TRY(mount_, testing::MountImage(image));
+      EXPECT_EQ(testing::FsckImage(image), "");
+      EXPECT_TRUE(plain.ok()) << plain.error().ToString();
+      if (plain.ok()) {
+        EXPECT_EQ(*plain, built->meta.entries);
+        EXPECT_EQ(DescribeTree(mount_.get()), testing::DescribeTree(unpacked));
       }
+    } else {
+      EXPECT_FALSE(plain.ok()) << built.error().ToString();
+      if (!plain.ok()) EXPECT_EQ(built.error().reason(), plain.error().reason());
     }
-    return unpacker.Finish();
+    EXPECT_TRUE(os::RemoveTree(AT_FDCWD, unpacked.c_str()).ok());
+    EXPECT_EQ(::mkdir(unpacked.c_str(), 0755), 0);
+    if (!built.ok()) return std::move(built).error();
+    return built->meta.entries;
   }
 
   // What refused the import, or "accepted".
@@ -97,7 +97,7 @@ class UnpackerTest : public ::testing::Test {
   // Paths of the tree with what whiteouts left: "w" for a whiteout, "o" for an opaque folder.
   std::vector<std::string> Paths() const {
     std::vector<std::string> paths;
-    for (const std::string& line : testing::DescribeTree(Tree())) {
+    for (const std::string& line : testing::DescribeTree(mount_.get())) {
       std::string path = line.substr(0, line.find(' '));
       if (path == ".") continue;
       if (line.find("dev 0:0") != std::string::npos) path += " w";
@@ -113,13 +113,14 @@ class UnpackerTest : public ::testing::Test {
 
   os::TempDir folder_ = *os::TempDir::Create("dsec-timg-");
   std::vector<std::string> before_;
+  os::UniqueFd mount_;
   Warnings warnings_;
   std::string message_;
 };
 
 // --- case 111 ---
 
-TEST_F(UnpackerTest, LinkThenFileThroughIt_StaysInside) {
+TEST_F(BuilderTest, LinkThenFileThroughIt_StaysInside) {
   const std::string outside = folder_.path() + "/outside";
   // Resolved as after a chroot into the tree, where these folders exist as well.
   ASSERT_TRUE(Import({{Dir(outside.substr(1)), Dir("outside"), Dir("tmp"), Symlink("abs", outside),
@@ -134,24 +135,24 @@ TEST_F(UnpackerTest, LinkThenFileThroughIt_StaysInside) {
   EXPECT_THAT(message_, HasSubstr("abs2"));
 }
 
-TEST_F(UnpackerTest, LinkToFileThenWrite_ReplacesTheLink) {
+TEST_F(BuilderTest, LinkToFileThenWrite_ReplacesTheLink) {
   ASSERT_TRUE(Import({{Symlink("l", folder_.path() + "/canary"), File("l", "mine")}}).ok());
   EXPECT_EQ(Content("l"), "mine");
 }
 
-TEST_F(UnpackerTest, ParentNames_AreRefused) {
+TEST_F(BuilderTest, ParentNames_AreRefused) {
   for (const char* name : {"../x", "a/../../x", "..", "a/.."}) {
     EXPECT_EQ(Refusal({File(name)}), "layer.bad_path") << name;
     EXPECT_THAT(message_, HasSubstr(name));
   }
 }
 
-TEST_F(UnpackerTest, AbsoluteNames_AreConfined) {
+TEST_F(BuilderTest, AbsoluteNames_AreConfined) {
   ASSERT_TRUE(Import({{File("/etc/dsec-test"), File("//x//y")}}).ok());
   EXPECT_THAT(Paths(), ElementsAre("etc", "etc/dsec-test", "x", "x/y"));
 }
 
-TEST_F(UnpackerTest, HardlinkOutside_IsRefused) {
+TEST_F(BuilderTest, HardlinkOutside_IsRefused) {
   EXPECT_EQ(Refusal({Hardlink("h", "../canary")}), "layer.bad_hardlink");
   EXPECT_EQ(Refusal({Hardlink("h", folder_.path() + "/canary")}), "layer.bad_hardlink");
   EXPECT_EQ(Refusal({Symlink("s", folder_.path()), Hardlink("h", "s/canary")}),
@@ -162,7 +163,7 @@ TEST_F(UnpackerTest, HardlinkOutside_IsRefused) {
   EXPECT_THAT(message_, HasSubstr("\"e\""));
 }
 
-TEST_F(UnpackerTest, HardlinkToLink_NeverFollows) {
+TEST_F(BuilderTest, HardlinkToLink_NeverFollows) {
   ASSERT_TRUE(
       Import({{Symlink("s", folder_.path() + "/canary"), Hardlink("h", "s"), File("h", "new")}})
           .ok());
@@ -171,7 +172,7 @@ TEST_F(UnpackerTest, HardlinkToLink_NeverFollows) {
       Import({{File("f"), Hardlink("f", "f"), Hardlink("g", "f"), Hardlink("g", "f")}}).ok());
 }
 
-TEST_F(UnpackerTest, DeviceNodes_AreDataAndNeverOpened) {
+TEST_F(BuilderTest, DeviceNodes_AreDataAndNeverOpened) {
   // Opening this FIFO or the tape drive that no host has would block or fail.
   Member fifo{.name = "fifo", .type = '6'};
   ASSERT_TRUE(Import({{Device("disk", 9, 250), fifo, File("fifo2"), Device("null", 1, 3)}}).ok());
@@ -182,7 +183,7 @@ TEST_F(UnpackerTest, DeviceNodes_AreDataAndNeverOpened) {
   EXPECT_EQ(Refusal({Device("d", 1, 1 << 20)}), "layer.malformed");
 }
 
-TEST_F(UnpackerTest, Caps_AreTyped) {
+TEST_F(BuilderTest, Caps_AreTyped) {
   ImportLimits limits;
   limits.max_entries = 100;
   std::vector<Member> many;
@@ -216,13 +217,13 @@ TEST_F(UnpackerTest, Caps_AreTyped) {
             "layer.bad_path");
 }
 
-TEST_F(UnpackerTest, LinkLoops_AreRefused) {
+TEST_F(BuilderTest, LinkLoops_AreRefused) {
   EXPECT_EQ(Refusal({Symlink("a", "b"), Symlink("b", "a"), File("a/x")}), "layer.bad_path");
   EXPECT_EQ(Refusal({Symlink("d", "missing"), File("d/x")}), "layer.bad_path");
   EXPECT_EQ(Refusal({File("f"), File("f/x")}), "layer.bad_path");
 }
 
-TEST_F(UnpackerTest, Duplicates_LastOneCounts) {
+TEST_F(BuilderTest, Duplicates_LastOneCounts) {
   ASSERT_TRUE(Import({{File("f", "1"), File("f", "2"), Dir("x"), File("x/in"), File("x", "file"),
                        File("y"), Dir("y"), File("y/in"), Symlink("z", "f"), Dir("z"),
                        Dir("k", 0700), Dir("k", 0711)}})
@@ -235,14 +236,14 @@ TEST_F(UnpackerTest, Duplicates_LastOneCounts) {
   EXPECT_EQ(status.st_mode & 07777, 0711U);
 }
 
-TEST_F(UnpackerTest, LinkReplacedByFolder_IsSeenByTheNextMember) {
+TEST_F(BuilderTest, LinkReplacedByFolder_IsSeenByTheNextMember) {
   ASSERT_TRUE(Import({{Dir("d"), Symlink("d/loop", "."), File("d/loop/1"), Dir("d/loop"),
                        File("d/loop/2")}})
                   .ok());
   EXPECT_THAT(Paths(), ElementsAre("d", "d/1", "d/loop", "d/loop/2"));
 }
 
-TEST_F(UnpackerTest, OverlayXattrs_AreLeftOutWithAWarning) {
+TEST_F(BuilderTest, OverlayXattrs_AreLeftOutWithAWarning) {
   Member dir = Dir("d");
   dir.pax = {{"SCHILY.xattr.trusted.overlay.redirect", "/etc"},
              {"SCHILY.xattr.trusted.overlay.opaque", "y"},
@@ -257,13 +258,13 @@ TEST_F(UnpackerTest, OverlayXattrs_AreLeftOutWithAWarning) {
   EXPECT_THAT(warnings_.list()[0], HasSubstr("trusted.overlay"));
 }
 
-TEST_F(UnpackerTest, OversizedXattr_IsRefusedByName) {
+TEST_F(BuilderTest, OversizedXattr_IsRefusedByName) {
   Member file = File("f");
   file.pax = {{"SCHILY.xattr.user.big", std::string(70'000, 'v')}};
   EXPECT_EQ(Refusal({file}), "layer.xattr_too_large");
 }
 
-TEST_F(UnpackerTest, Attributes_AreExact) {
+TEST_F(BuilderTest, Attributes_AreExact) {
   Member file = File("bin/su", "program");
   file.mode = 04755;
   file.uid = 1000;
@@ -293,7 +294,7 @@ TEST_F(UnpackerTest, Attributes_AreExact) {
 
 // --- whiteouts ---
 
-TEST_F(UnpackerTest, WhiteoutsInABase_ActOnLowerLayersAndAreGone) {
+TEST_F(BuilderTest, WhiteoutsInABase_ActOnLowerLayersAndAreGone) {
   ASSERT_TRUE(
       Import(
           {{Dir("d"), File("d/low"), File("d/both", "1"), File("f"), Dir("tree"), File("tree/x/y")},
@@ -304,7 +305,7 @@ TEST_F(UnpackerTest, WhiteoutsInABase_ActOnLowerLayersAndAreGone) {
   EXPECT_EQ(Content("d/both"), "2");
 }
 
-TEST_F(UnpackerTest, OpaqueFolder_HidesLowerButNotOwnLayerInAnyOrder) {
+TEST_F(BuilderTest, OpaqueFolder_HidesLowerButNotOwnLayerInAnyOrder) {
   const std::vector<Member> lower = {File("d/low"), File("d/sub/low"), File("d/keep/low")};
   for (const bool first : {false, true}) {
     std::vector<Member> upper = {Dir("d"), File("d/new"), Dir("d/sub"), File("d/sub/new"),
@@ -313,12 +314,10 @@ TEST_F(UnpackerTest, OpaqueFolder_HidesLowerButNotOwnLayerInAnyOrder) {
     ASSERT_TRUE(Import({lower, upper}).ok());
     EXPECT_THAT(Paths(), ElementsAre("d", "d/keep", "d/keep/new", "d/new", "d/sub", "d/sub/new"))
         << first;
-    ASSERT_TRUE(os::RemoveTree(AT_FDCWD, Tree().c_str()).ok());
-    ASSERT_EQ(::mkdir(Tree().c_str(), 0755), 0);
   }
 }
 
-TEST_F(UnpackerTest, WhiteoutsInAToolkit_StayForTheOverlay) {
+TEST_F(BuilderTest, WhiteoutsInAToolkit_StayForTheOverlay) {
   ASSERT_TRUE(Import({{File("etc/own"), File("opt/x")},
                       {File("etc/.wh.base-file"), File("etc/.wh.own"), File("opt/.wh..wh..opq"),
                        File("opt/y"), File(".wh.gone"), Dir("gone"), File("gone/new"), Dir("dir"),
@@ -329,7 +328,7 @@ TEST_F(UnpackerTest, WhiteoutsInAToolkit_StayForTheOverlay) {
                                    "gone/new", "opt o", "opt/y"));
 }
 
-TEST_F(UnpackerTest, WhiteoutInLowerLayerOfAToolkit_GivesWayToWhatComesLater) {
+TEST_F(BuilderTest, WhiteoutInLowerLayerOfAToolkit_GivesWayToWhatComesLater) {
   ASSERT_TRUE(Import({{File("a/.wh.f"), File("a/.wh.d"), File("a/.wh.implicit"), File("file")},
                       {File("a/f", "back"), Dir("a/d"), File("a/implicit/x"), Dir("file")}},
                      true)
@@ -337,7 +336,7 @@ TEST_F(UnpackerTest, WhiteoutInLowerLayerOfAToolkit_GivesWayToWhatComesLater) {
   EXPECT_THAT(Paths(), ElementsAre("a", "a/d o", "a/f", "a/implicit o", "a/implicit/x", "file o"));
 }
 
-TEST_F(UnpackerTest, HostileWhiteouts_AreRefused) {
+TEST_F(BuilderTest, HostileWhiteouts_AreRefused) {
   EXPECT_EQ(Refusal({File(".wh...")}), "layer.bad_whiteout");
   EXPECT_EQ(Refusal({File("a/.wh.")}), "layer.bad_whiteout");
   EXPECT_EQ(Refusal({File(".wh.d/x")}), "layer.bad_whiteout");
@@ -345,7 +344,7 @@ TEST_F(UnpackerTest, HostileWhiteouts_AreRefused) {
   EXPECT_EQ(root.error().reason(), "layer.bad_whiteout");
 }
 
-TEST_F(UnpackerTest, WhiteoutThroughALink_StaysInside) {
+TEST_F(BuilderTest, WhiteoutThroughALink_StaysInside) {
   testing::WriteFile(folder_.path() + "/outside/file", "stay");
   before_ = Outside();
   ASSERT_TRUE(Import({{File("outside/file"), Symlink("up", "../outside")},
@@ -356,13 +355,13 @@ TEST_F(UnpackerTest, WhiteoutThroughALink_StaysInside) {
             "layer.bad_path");
 }
 
-TEST_F(UnpackerTest, WhiteoutDevicesInABase_AreLeftOut) {
+TEST_F(BuilderTest, WhiteoutDevicesInABase_AreLeftOut) {
   ASSERT_TRUE(Import({{Device("w", 0, 0), File("f")}}).ok());
   EXPECT_THAT(Paths(), ElementsAre("f"));
   EXPECT_EQ(warnings_.count(), 1U);
 }
 
-TEST_F(UnpackerTest, UpperLayer_ReplacesHardlinkedFileOfLowerWithoutTouchingItsTwin) {
+TEST_F(BuilderTest, UpperLayer_ReplacesHardlinkedFileOfLowerWithoutTouchingItsTwin) {
   ASSERT_TRUE(Import({{File("a", "old"), Hardlink("b", "a")}, {File("a", "new")}}).ok());
   EXPECT_EQ(Content("a"), "new");
   EXPECT_EQ(Content("b"), "old");
