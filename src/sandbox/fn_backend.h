@@ -27,9 +27,8 @@ struct FnRun {
   std::string_view code;                 // borrowed until Run returns, as all views here
   std::vector<const v1::FnFile*> files;  // with content
   std::string_view stdin_bytes;
-  std::vector<std::string>
-      fetch;  // files to read back after the end; "dir/" = all below a folder, "*" = all that the
-              // run made or changed
+  std::vector<std::string> fetch;  // files to read back after the end; "dir/" = all below a folder,
+                                   // "*" = all that the run made or changed
   uint64_t fetch_bytes = 0;          // bound of all of them together
   std::vector<std::string> devices;  // device files of the node that the call may open
 };

@@ -21,6 +21,32 @@ Result<void> CheckFd(const char* field, int fd) {
   return Ok();
 }
 
+Result<void> CheckIds(uint32_t agent_uid, uint32_t id_base) {
+  // The kernel's overflow id and the id that setresuid takes for "keep" are not for use.
+  constexpr uint32_t kOverflowId = 65534;
+  constexpr uint32_t kLastId = 0xfffffffe;
+  if (agent_uid == 0 || agent_uid == kOverflowId || agent_uid > kLastId) {
+    return Bad("agent_uid", fmt::format("{} is root, nobody or no id", agent_uid));
+  }
+  if (id_base < wire::kIdCount || id_base > kLastId - wire::kIdCount) {
+    return Bad("id_base", fmt::format("{} is not between {} and {}", id_base, wire::kIdCount,
+                                      kLastId - wire::kIdCount));
+  }
+  if (agent_uid >= id_base && agent_uid - id_base < wire::kIdCount) {
+    return Bad("agent_uid",
+               fmt::format("{} lies in the sandbox's own ids from {} on", agent_uid, id_base));
+  }
+  return Ok();
+}
+
+Result<void> CheckV1(const std::vector<int>& fds) {
+  if (fds.size() > wire::kMaxV1) {
+    return Bad("v1_procs_fds", fmt::format("{} hierarchies, at most {}", fds.size(), wire::kMaxV1));
+  }
+  for (int fd : fds) DSEC_TRY_VOID(CheckFd("v1_procs_fds", fd));
+  return Ok();
+}
+
 bool IsHostname(const std::string& name) {
   auto ok = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
@@ -41,21 +67,15 @@ void Copy(char* to, const std::string& text) { std::memcpy(to, text.data(), text
 
 }  // namespace
 
+Result<void> CheckViewTarget(const std::string& target) {
+  if (IsViewTarget(target)) return Ok();
+  return Bad("views",
+             fmt::format("'{}' is neither /sys nor a plain path below /proc of less than {} bytes",
+                         target, wire::kMaxTarget));
+}
+
 Result<void> SlotPlan::Validate() const {
-  // The kernel's overflow id and the id that setresuid takes for "keep" are not for use.
-  constexpr uint32_t kOverflowId = 65534;
-  constexpr uint32_t kLastId = 0xfffffffe;
-  if (agent_uid == 0 || agent_uid == kOverflowId || agent_uid > kLastId) {
-    return Bad("agent_uid", fmt::format("{} is root, nobody or no id", agent_uid));
-  }
-  if (id_base < wire::kIdCount || id_base > kLastId - wire::kIdCount) {
-    return Bad("id_base", fmt::format("{} is not between {} and {}", id_base, wire::kIdCount,
-                                      kLastId - wire::kIdCount));
-  }
-  if (agent_uid >= id_base && agent_uid - id_base < wire::kIdCount) {
-    return Bad("agent_uid",
-               fmt::format("{} lies in the sandbox's own ids from {} on", agent_uid, id_base));
-  }
+  DSEC_TRY_VOID(CheckIds(agent_uid, id_base));
   DSEC_TRY_VOID(CheckFd("listen_fd", listen_fd));
   DSEC_TRY_VOID(CheckFd("token_fd", token_fd));
   DSEC_TRY_VOID(CheckFd("slot_dir_fd", slot_dir_fd));
@@ -64,12 +84,7 @@ Result<void> SlotPlan::Validate() const {
   if (memory_dir_fd >= 0) DSEC_TRY_VOID(CheckFd("memory_dir_fd", memory_dir_fd));
   if (pids_dir_fd >= 0) DSEC_TRY_VOID(CheckFd("pids_dir_fd", pids_dir_fd));
   if (cpu_dir_fd >= 0) DSEC_TRY_VOID(CheckFd("cpu_dir_fd", cpu_dir_fd));
-  if (v1_procs_fds.size() > wire::kMaxV1) {
-    return Bad("v1_procs_fds",
-               fmt::format("{} hierarchies, at most {}", v1_procs_fds.size(), wire::kMaxV1));
-  }
-  for (int fd : v1_procs_fds) DSEC_TRY_VOID(CheckFd("v1_procs_fds", fd));
-  return Ok();
+  return CheckV1(v1_procs_fds);
 }
 
 wire::Slot SlotPlan::Encode(std::vector<int>& fds, uint32_t timeout_ms) const {
@@ -87,6 +102,25 @@ wire::Slot SlotPlan::Encode(std::vector<int>& fds, uint32_t timeout_ms) const {
   if (cpu_dir_fd >= 0) fds.push_back(cpu_dir_fd);
   fds.insert(fds.end(), v1_procs_fds.begin(), v1_procs_fds.end());
   return slot;
+}
+
+Result<void> WorkerPlan::Validate() const {
+  DSEC_TRY_VOID(CheckIds(agent_uid, id_base));
+  DSEC_TRY_VOID(CheckFd("slot_dir_fd", slot_dir_fd));
+  DSEC_TRY_VOID(CheckFd("agent_dir_fd", agent_dir_fd));
+  DSEC_TRY_VOID(CheckFd("init_dir_fd", init_dir_fd));
+  return CheckV1(v1_procs_fds);
+}
+
+wire::Worker WorkerPlan::Encode(std::vector<int>& fds, uint32_t timeout_ms) const {
+  wire::Worker worker;
+  worker.agent_uid = agent_uid;
+  worker.id_base = id_base;
+  worker.v1_count = static_cast<uint32_t>(v1_procs_fds.size());
+  worker.timeout_ms = timeout_ms;
+  fds = {slot_dir_fd, agent_dir_fd, init_dir_fd};
+  fds.insert(fds.end(), v1_procs_fds.begin(), v1_procs_fds.end());
+  return worker;
 }
 
 Result<void> LaunchPlan::Validate() const {
@@ -109,12 +143,7 @@ Result<void> LaunchPlan::Validate() const {
     return Bad("views", fmt::format("{}, at most {}", views.size(), wire::kMaxViews));
   for (size_t i = 0; i < views.size(); ++i) {
     const std::string& target = views[i].target;
-    if (!IsViewTarget(target)) {
-      return Bad(
-          "views",
-          fmt::format("'{}' is neither /sys nor a plain path below /proc of less than {} bytes",
-                      target, wire::kMaxTarget));
-    }
+    DSEC_TRY_VOID(CheckViewTarget(target));
     for (size_t j = 0; j < i; ++j) {
       if (views[j] == views[i]) return Bad("views", fmt::format("'{}' appears twice", target));
     }

@@ -37,6 +37,22 @@ struct SlotPlan {
   wire::Slot Encode(std::vector<int>& fds, uint32_t timeout_ms) const;
 };
 
+// "/sys" or a plain path below "/proc", where a view may be put.
+Result<void> CheckViewTarget(const std::string& target);
+
+// What a worker of FnCall is made of; as SlotPlan.
+struct WorkerPlan {
+  uint32_t agent_uid = 0;
+  uint32_t id_base = 0;
+  int slot_dir_fd = -1;
+  int agent_dir_fd = -1;
+  int init_dir_fd = -1;
+  std::vector<int> v1_procs_fds;
+
+  Result<void> Validate() const;
+  wire::Worker Encode(std::vector<int>& fds, uint32_t timeout_ms) const;
+};
+
 // capabilities(7): CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP,
 // NET_BIND_SERVICE, SYS_CHROOT, SETFCAP. Not MKNOD and AUDIT_WRITE, which a user namespace cannot
 // use, nor NET_RAW.

@@ -15,6 +15,7 @@
 #include "os/fd_passing.h"
 #include "os/file.h"
 #include "os/memfd.h"
+#include "spawn/reply.h"
 
 namespace dsec::spawn {
 namespace {
@@ -28,55 +29,6 @@ constexpr auto kStartTimeout = std::chrono::seconds(10);
 // step.
 constexpr auto kReplyMargin = std::chrono::milliseconds(200);
 constexpr auto kMaxSlotTime = std::chrono::seconds(60);
-
-template <typename T>
-std::span<const uint8_t> BytesOf(const T& value) {
-  return {reinterpret_cast<const uint8_t*>(&value), sizeof(value)};
-}
-
-struct Answer {
-  wire::Reply reply;
-  std::vector<UniqueFd> fds;
-};
-
-Error Late(const char* what) {
-  return Error(Code::kDeadlineExceeded, "spawn.timeout", fmt::format("{} took too long", what));
-}
-
-// os.peer_closed when the other side has gone.
-Result<Answer> AwaitReply(int socket, Deadline deadline, const char* what) {
-  DSEC_TRY(bool ready, os::WaitReadable(socket, deadline.at()));
-  if (!ready) return Late(what);
-  DSEC_TRY(auto packet, os::ReceivePacket(socket, sizeof(wire::Reply)));
-  Answer answer;
-  if (packet.data.size() != sizeof(wire::Reply)) {
-    return Error(Code::kInternal, "spawn.bad_reply",
-                 fmt::format("{}: {} bytes", what, packet.data.size()));
-  }
-  std::memcpy(&answer.reply, packet.data.data(), sizeof(wire::Reply));
-  if (answer.reply.magic != wire::kReplyMagic || answer.reply.version != wire::kVersion ||
-      answer.reply.step_count > wire::kMaxSteps) {
-    return Error(Code::kInternal, "spawn.bad_reply",
-                 fmt::format("{}: another version of dsec-spawner", what));
-  }
-  answer.fds = std::move(packet.fds);
-  return answer;
-}
-
-Result<void> CheckReply(const wire::Reply& reply, std::string_view reason, const char* what) {
-  if (reply.failed == wire::Step::kNone) return Ok();
-  return Error::FromErrno(reply.sys_errno, reason,
-                          fmt::format("{} failed at step {}", what, wire::StepName(reply.failed)));
-}
-
-std::vector<StepTime> StepsOf(const wire::Reply& reply) {
-  std::vector<StepTime> steps;
-  for (uint32_t i = 0; i < reply.step_count; ++i)
-    steps.push_back({wire::StepName(reply.steps[i].step), reply.steps[i].usec});
-  return steps;
-}
-
-bool PeerGone(const Error& error) { return error.reason() == "os.peer_closed"; }
 
 }  // namespace
 
@@ -168,6 +120,25 @@ void Spawner::EndProcess() {
 }
 
 Result<SlotProcess> Spawner::MakeSlot(const SlotPlan& plan, Deadline deadline) {
+  DSEC_TRY(auto made, Make(plan, deadline));
+  SlotProcess slot;
+  slot.agent = std::move(made.first);
+  slot.launch_socket = std::move(made.socket);
+  slot.user_ns = std::move(made.user_ns);
+  slot.agent_pid = slot.agent.pid();
+  slot.agent_start_time = slot.agent.start_time();
+  slot.steps = std::move(made.steps);
+  return slot;
+}
+
+Result<WorkerProcess> Spawner::MakeWorker(const WorkerPlan& plan, Deadline deadline) {
+  DSEC_TRY(auto made, Make(plan, deadline));
+  return WorkerProcess{std::move(made.first), std::move(made.socket), std::move(made.user_ns),
+                       std::move(made.steps)};
+}
+
+template <typename Plan>
+Result<Spawner::Made> Spawner::Make(const Plan& plan, Deadline deadline) {
   DSEC_TRY_VOID(plan.Validate());
   std::unique_lock lock(mutex_, std::defer_lock);
   if (!lock.try_lock_until(
@@ -189,29 +160,30 @@ Result<SlotProcess> Spawner::MakeSlot(const SlotPlan& plan, Deadline deadline) {
   return made;
 }
 
-Result<SlotProcess> Spawner::Ask(const SlotPlan& plan, Deadline deadline) {
+template <typename Plan>
+Result<Spawner::Made> Spawner::Ask(const Plan& plan, Deadline deadline) {
   auto allowed =
       std::chrono::duration_cast<std::chrono::milliseconds>(deadline.Remaining()) - kReplyMargin;
   std::vector<int> fds;
-  wire::Slot slot = plan.Encode(fds, static_cast<uint32_t>(std::max<int64_t>(allowed.count(), 1)));
-  DSEC_TRY_VOID(os::SendPacket(control_.get(), BytesOf(slot), fds));
+  const auto request =
+      plan.Encode(fds, static_cast<uint32_t>(std::max<int64_t>(allowed.count(), 1)));
+  DSEC_TRY_VOID(os::SendPacket(control_.get(), BytesOf(request), fds));
   DSEC_TRY(auto answer, AwaitReply(control_.get(), deadline, "making a slot"));
   DSEC_TRY_VOID(CheckReply(answer.reply, "spawn.slot_failed", "making a slot"));
   if (answer.fds.size() != wire::kSlotReplyFds) {
     return Error(Code::kInternal, "spawn.bad_reply",
                  fmt::format("{} descriptors", answer.fds.size()));
   }
-  SlotProcess made;
-  made.launch_socket = std::move(answer.fds[1]);
+  Made made;
+  made.socket = std::move(answer.fds[1]);
   made.user_ns = std::move(answer.fds[2]);
-  auto agent = os::PidFd::Adopt(std::move(answer.fds[0]));
-  if (!agent.ok()) {
-    return Error(Code::kInternal, "spawn.slot_failed", "the agent ended as soon as it was started")
+  auto first = os::PidFd::Adopt(std::move(answer.fds[0]));
+  if (!first.ok()) {
+    return Error(Code::kInternal, "spawn.slot_failed",
+                 "its first process ended as soon as it was started")
         .WithErrno(ESRCH);
   }
-  made.agent = std::move(agent).value();
-  made.agent_pid = made.agent.pid();
-  made.agent_start_time = made.agent.start_time();
+  made.first = std::move(first).value();
   made.steps = StepsOf(answer.reply);
   return made;
 }

@@ -36,6 +36,14 @@ struct SlotProcess {
   std::vector<StepTime> steps;
 };
 
+// A worker of FnCall without a cell. Dropping the control socket ends it.
+struct WorkerProcess {
+  os::PidFd runner;      // pid 1 of A; its death ends everything in the worker
+  os::UniqueFd control;  // worker.h speaks over it
+  os::UniqueFd user_ns;  // B, for id-mapped mounts
+  std::vector<StepTime> steps;
+};
+
 struct SpawnerOptions {
   std::string spawner_path;  // the static dsec-spawner
   std::string agent_path;    // the static dsec-aether; copied into a sealed memfd once
@@ -57,6 +65,8 @@ class Spawner {
   // spawn.slot_failed, spawn.timeout, spawn.spawner_died (kUnavailable: nothing was made, ask
   // again).
   Result<SlotProcess> MakeSlot(const SlotPlan& plan, runtime::Deadline deadline);
+  // Likewise.
+  Result<WorkerProcess> MakeWorker(const WorkerPlan& plan, runtime::Deadline deadline);
 
   // Of the process last started; 0 when it is known to have ended.
   pid_t pid() const { return pid_.load(); }
@@ -65,7 +75,17 @@ class Spawner {
   Spawner(SpawnerOptions options, os::UniqueFd agent_image, os::UniqueFd log,
           SeccompFilters filters);
   Result<void> StartProcess(runtime::Deadline deadline);
-  Result<SlotProcess> Ask(const SlotPlan& plan, runtime::Deadline deadline);
+  // What both of them make: pid 1 of A, a socket into it, user namespace B.
+  struct Made {
+    os::PidFd first;
+    os::UniqueFd socket;
+    os::UniqueFd user_ns;
+    std::vector<StepTime> steps;
+  };
+  template <typename Plan>
+  Result<Made> Make(const Plan& plan, runtime::Deadline deadline);
+  template <typename Plan>
+  Result<Made> Ask(const Plan& plan, runtime::Deadline deadline);
   void EndProcess();
 
   const SpawnerOptions options_;

@@ -11,10 +11,14 @@
 namespace dsec::spawn::wire {
 
 inline constexpr uint32_t kVersion = 1;
-inline constexpr uint32_t kStartMagic = 0x31534544;   // "DES1"
-inline constexpr uint32_t kSlotMagic = 0x32534544;    // "DES2"
-inline constexpr uint32_t kLaunchMagic = 0x33534544;  // "DES3"
-inline constexpr uint32_t kReplyMagic = 0x34534544;   // "DES4"
+inline constexpr uint32_t kStartMagic = 0x31534544;    // "DES1"
+inline constexpr uint32_t kSlotMagic = 0x32534544;     // "DES2"
+inline constexpr uint32_t kLaunchMagic = 0x33534544;   // "DES3"
+inline constexpr uint32_t kReplyMagic = 0x34534544;    // "DES4"
+inline constexpr uint32_t kWorkerMagic = 0x35534544;   // "DES5"
+inline constexpr uint32_t kViewsMagic = 0x36534544;    // "DES6"
+inline constexpr uint32_t kCellMagic = 0x37534544;     // "DES7"
+inline constexpr uint32_t kCellEndMagic = 0x38534544;  // "DES8"
 
 // Steps, in the order they are taken. The numbers are local to one build; names leave the process.
 enum class Step : uint32_t {
@@ -47,6 +51,13 @@ enum class Step : uint32_t {
   kEnterRoot,
   kLimits,
   kHandover,
+  // Worker and its cells.
+  kCloneRunner,
+  kCells,
+  kStage,
+  kCloneCell,
+  kMounts,
+  kIdentity,
 };
 
 constexpr const char* StepName(Step step) {
@@ -103,6 +114,18 @@ constexpr const char* StepName(Step step) {
       return "limits";
     case Step::kHandover:
       return "handover";
+    case Step::kCloneRunner:
+      return "clone_runner";
+    case Step::kCells:
+      return "cells";
+    case Step::kStage:
+      return "stage";
+    case Step::kCloneCell:
+      return "clone_cell";
+    case Step::kMounts:
+      return "mounts";
+    case Step::kIdentity:
+      return "identity";
   }
   return "unknown";
 }
@@ -190,6 +213,54 @@ struct Launch {
   char resolv_conf[kMaxResolvConf] = {};
 };
 
+// ---- Workers of FnCall (stage/runner.cc).
+
+// Descriptors: v2 directories (slot, agent, code/init), cgroup.procs files of the v1 groups. The
+// answer carries the runner's pidfd, its control socket and user namespace B.
+struct Worker {
+  uint32_t magic = kWorkerMagic;
+  uint32_t version = kVersion;
+  uint32_t agent_uid = 0;
+  uint32_t id_base = 0;
+  uint32_t v1_count = 0;
+  uint32_t timeout_ms = 0;
+};
+inline constexpr size_t kWorkerFixedFds = 3;
+inline constexpr size_t kWorkerReplyFds = 3;
+
+// To the runner, once, before the first cell: what every cell shows. Descriptors: one detached
+// mount a view, of a file unless the target is "/sys".
+struct Views {
+  uint32_t magic = kViewsMagic;
+  uint32_t version = kVersion;
+  uint32_t view_count = 0;
+  uint32_t reserved = 0;
+  char views[kMaxViews][kMaxTarget] = {};
+};
+
+// To the runner: make a cell. Descriptors: the root and the /dev/shm of the cell as detached
+// mounts, [its /dev in place of the worker's]. The answer carries the channel to the cell's init
+// (agent_abi.h), the v2 directory that the program starts in, and init's oom_score_adj. The cell
+// lives until the channel is closed; then a CellEnd comes, and another cell can be made.
+struct Cell {
+  uint32_t magic = kCellMagic;
+  uint32_t version = kVersion;
+  uint64_t serial = 0;  // names the v2 directory
+  uint32_t has_dev = 0;
+  uint32_t timeout_ms = 0;
+};
+inline constexpr size_t kCellReplyFds = 3;
+
+struct CellEnd {
+  uint32_t magic = kCellEndMagic;
+  uint32_t version = kVersion;
+  uint64_t serial = 0;
+  int32_t init_status = 0;       // as wait4 gives it
+  int32_t cgroup_errno = 0;      // why the v2 directory could not be removed; 0: it is gone
+  int32_t network_errno = 0;     // why the state of the network is unknown
+  uint32_t network_renewed = 0;  // the call had used it, and the worker has a new one
+};
+
 // Structural checks of the receiving side; what the values may be is Validate()'s to say.
 inline bool WellFormed(const Start& start, size_t size, size_t fds) {
   return size == sizeof(Start) && start.magic == kStartMagic && start.version == kVersion &&
@@ -208,6 +279,25 @@ inline bool Terminated(const char* text, size_t room) {
     if (text[i] == '\0') return true;
   }
   return false;
+}
+inline bool WellFormed(const Worker& worker, size_t size, size_t fds) {
+  return size == sizeof(Worker) && worker.magic == kWorkerMagic && worker.version == kVersion &&
+         worker.v1_count <= kMaxV1 && worker.agent_uid != 0 && worker.id_base != 0 &&
+         fds == kWorkerFixedFds + worker.v1_count;
+}
+inline bool WellFormed(const Views& views, size_t size, size_t fds) {
+  if (size != sizeof(Views) || views.magic != kViewsMagic || views.version != kVersion ||
+      views.view_count > kMaxViews || fds != views.view_count) {
+    return false;
+  }
+  for (uint32_t i = 0; i < views.view_count; ++i) {
+    if (views.views[i][0] != '/' || !Terminated(views.views[i], kMaxTarget)) return false;
+  }
+  return true;
+}
+inline bool WellFormed(const Cell& cell, size_t size, size_t fds) {
+  return size == sizeof(Cell) && cell.magic == kCellMagic && cell.version == kVersion &&
+         cell.has_dev <= 1 && fds == 2 + cell.has_dev;
 }
 inline bool WellFormed(const Launch& launch, size_t size, size_t fds) {
   if (size != sizeof(Launch) || launch.magic != kLaunchMagic || launch.version != kVersion ||

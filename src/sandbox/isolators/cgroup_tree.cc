@@ -13,9 +13,11 @@
 #include <charconv>
 #include <chrono>
 
+#include "base/log.h"
 #include "os/file.h"
 #include "os/mount.h"
 #include "os/process.h"
+#include "sandbox/isolators/control_file.h"
 #include "sandbox/isolators/dir_list.h"
 
 namespace dsec::sandbox {
@@ -53,36 +55,6 @@ Result<void> WriteChange(int dir, const std::string& path, const std::string& va
 
 bool Exists(int dir, const std::string& path) {
   return ::faccessat(dir, path.c_str(), F_OK, 0) == 0;
-}
-
-std::string_view TakeWord(std::string_view& text) {
-  text.remove_prefix(std::min(text.find_first_not_of(" \n"), text.size()));
-  const std::string_view word = text.substr(0, text.find_first_of(" \n"));
-  text.remove_prefix(word.size());
-  return word;
-}
-
-uint64_t ToNumber(std::string_view text) {
-  uint64_t value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
-
-// The value behind `key` in a file of "key value" lines; without a key, of a file with one number.
-// 0 when there is none.
-uint64_t ValueOf(std::string_view text, std::string_view key = {}) {
-  if (key.empty()) return ToNumber(TakeWord(text));
-  while (!text.empty()) {
-    const std::string_view word = TakeWord(text);
-    const std::string_view value = TakeWord(text);
-    if (word == key) return ToNumber(value);
-  }
-  return 0;
-}
-
-uint64_t ReadValue(int dir, const std::string& path, std::string_view key = {}) {
-  const auto text = Read(dir, path);
-  return text.ok() ? ValueOf(*text, key) : 0;
 }
 
 bool HasWord(std::string_view text, std::string_view word, char separator) {
@@ -328,8 +300,10 @@ Result<SlotCgroups> CgroupTree::Make(const SlotName& name, uint32_t agent_uid, u
     if (place->v1_top < 0) continue;
     DSEC_TRY(*fd, OpenDir(DirOf(*place), slot));
   }
-  // What the last sandbox had, the next one is likely to have.
-  if (cpu_.found()) DSEC_TRY_VOID(SetCpu(slot, *likely_cpu_millis_));
+  // What the last sandbox had, the next one is likely to have. A worker has no bandwidth of its
+  // own.
+  if (cpu_.found() && name.kind == SlotKind::kSandbox)
+    DSEC_TRY_VOID(SetCpu(slot, *likely_cpu_millis_));
   // With it the agent asks v1 to be told of an OOM at once; v2 tells without.
   constexpr char kEventControl[] = "cgroup.event_control";
   if (made.memory.valid() && Exists(made.memory.get(), kEventControl)) {
@@ -365,7 +339,7 @@ Result<void> CgroupTree::SetMemory(const std::string& slot, uint64_t bytes) {
   // The kernel keeps limit_in_bytes <= memsw at every moment: the one that makes room goes first.
   const std::string with_swap = path + "/memory.memsw.limit_in_bytes";
   DSEC_TRY(const auto now, Read(dir, with_swap));
-  const bool raise = ValueOf(now) < bytes;
+  const bool raise = ControlValue(now) < bytes;
   DSEC_TRY_VOID(Write(dir, raise ? with_swap : plain, value));
   return Write(dir, raise ? plain : with_swap, value);
 }
@@ -401,25 +375,26 @@ Result<void> CgroupTree::SetCpu(const std::string& slot, uint64_t millis) {
 
 Result<void> CgroupTree::ReadUsage(const SlotName& name, v1::Usage& usage) const {
   const std::string slot = name.str();
-  usage.set_cpu_usec(ReadValue(unified_.get(), slot + "/code/cpu.stat", "usage_usec"));
+  usage.set_cpu_usec(ReadControl(unified_.get(), slot + "/code/cpu.stat", "usage_usec"));
   if (cpu_.found()) {
     const std::string stat = PathOf(cpu_, slot) + "/cpu.stat";
-    usage.set_throttled_usec(cpu_.v2 ? ReadValue(DirOf(cpu_), stat, "throttled_usec")
-                                     : ReadValue(DirOf(cpu_), stat, "throttled_time") / 1000);
+    usage.set_throttled_usec(cpu_.v2 ? ReadControl(DirOf(cpu_), stat, "throttled_usec")
+                                     : ReadControl(DirOf(cpu_), stat, "throttled_time") / 1000);
   }
   if (memory_.found()) {
     const int dir = DirOf(memory_);
     const std::string path = PathOf(memory_, slot) + (memory_.v2 ? "/memory." : "/memory.");
-    usage.set_memory_bytes(ReadValue(dir, path + (memory_.v2 ? "current" : "usage_in_bytes")));
+    usage.set_memory_bytes(ReadControl(dir, path + (memory_.v2 ? "current" : "usage_in_bytes")));
     usage.set_memory_peak_bytes(
-        ReadValue(dir, path + (memory_.v2 ? "peak" : "max_usage_in_bytes")));
-    usage.set_oom_kills(ReadValue(dir, path + (memory_.v2 ? "events" : "oom_control"), "oom_kill"));
+        ReadControl(dir, path + (memory_.v2 ? "peak" : "max_usage_in_bytes")));
+    usage.set_oom_kills(
+        ReadControl(dir, path + (memory_.v2 ? "events" : "oom_control"), "oom_kill"));
   }
   if (pids_.found()) {
     const std::string path = PathOf(pids_, slot);
-    const uint64_t count = ReadValue(DirOf(pids_), path + "/pids.current");
+    const uint64_t count = ReadControl(DirOf(pids_), path + "/pids.current");
     usage.set_pids(count > kInitProcesses ? count - kInitProcesses : 0);
-    usage.set_pids_denied(ReadValue(DirOf(pids_), path + "/pids.events", "max"));
+    usage.set_pids_denied(ReadControl(DirOf(pids_), path + "/pids.events", "max"));
   }
   return Ok();
 }
@@ -428,7 +403,7 @@ Result<DyingSlot> CgroupTree::Kill(const SlotName& name) const {
   const std::string slot = name.str();
   DyingSlot dying;
   if (const auto text = Read(unified_.get(), slot + "/agent/cgroup.procs"); text.ok()) {
-    const auto pid = static_cast<pid_t>(ValueOf(*text));
+    const auto pid = static_cast<pid_t>(ControlValue(*text));
     if (pid > 0) {
       auto agent = os::PidFd::Open(pid);
       if (agent.ok()) dying.agent = std::move(*agent);
@@ -455,7 +430,7 @@ Result<bool> CgroupTree::IsEmpty(int events) {
     if (errno == ENODEV) return true;  // removed meanwhile
     return os::ErrnoError("cgroup.read", "cgroup.events");
   }
-  return ValueOf({text, static_cast<size_t>(size)}, "populated") == 0;
+  return ControlValue({text, static_cast<size_t>(size)}, "populated") == 0;
 }
 
 Result<bool> CgroupTree::WaitGone(const DyingSlot& dying, MonoTime deadline) {
@@ -586,6 +561,31 @@ Result<std::vector<SlotName>> CgroupTree::List() const {
   std::ranges::sort(names);
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
+}
+
+Result<std::vector<std::string>> CgroupTree::Sweep(
+    SlotKind kind, const std::function<bool(const SlotName&)>& owned, MonoTime deadline) {
+  const auto remove = [&](const SlotName& slot) -> Result<size_t> {
+    DSEC_TRY(const auto processes, Processes(slot));
+    DSEC_TRY(const auto dying, Kill(slot));
+    DSEC_TRY_VOID(WaitGone(dying, deadline));
+    DSEC_TRY_VOID(Remove(slot, deadline));
+    return processes.size();
+  };
+  std::vector<std::string> lines;
+  DSEC_TRY(const auto found, List());
+  for (const SlotName& slot : found) {
+    if (slot.kind != kind || owned(slot)) continue;
+    const auto killed = remove(slot);
+    if (killed.ok()) {
+      lines.push_back(
+          fmt::format("cgroup {}: killed {} processes and removed it", slot.str(), *killed));
+    } else {
+      // The others have nothing to do with it; the next sweep tries again.
+      log::Warn("sweep.failed", {{"slot", slot.str()}, {"error", killed.error()}});
+    }
+  }
+  return lines;
 }
 
 Result<void> CgroupTree::RemoveTop() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -92,8 +93,12 @@ class CgroupTree {
   // Removes the directories of a slot without processes; waits for what is on its way out.
   // kDeadlineExceeded "cgroup.busy" names the processes that stay. Missing: ok.
   Result<void> Remove(const SlotName& slot, MonoTime deadline);
-  // Every slot that has a directory in any hierarchy.
+  // Every slot that has a directory in any hierarchy, of whatever kind.
   Result<std::vector<SlotName>> List() const;
+  // Kills and removes the slots of that kind that have no owner. One line for each.
+  Result<std::vector<std::string>> Sweep(SlotKind kind,
+                                         const std::function<bool(const SlotName&)>& owned,
+                                         MonoTime deadline);
   Result<std::vector<int>> Processes(const SlotName& slot) const;
   // Removes node_dir everywhere; kResourceExhausted while a slot is left in it. Nothing else may be
   // called afterwards.

@@ -18,12 +18,18 @@ bool TakeNumber(std::string_view& text, T& value) {
 
 }  // namespace
 
-std::string SlotName::str() const { return fmt::format("s{}-{}", index, generation); }
+std::string SlotName::str() const {
+  return fmt::format("{}{}-{}", static_cast<char>(kind), index, generation);
+}
 
 std::optional<SlotName> SlotName::Parse(std::string_view text) {
   SlotName name;
   std::string_view rest = text;
-  if (!rest.starts_with('s')) return std::nullopt;
+  if (rest.starts_with('f')) {
+    name.kind = SlotKind::kWorker;
+  } else if (!rest.starts_with('s')) {
+    return std::nullopt;
+  }
   rest.remove_prefix(1);
   if (!TakeNumber(rest, name.index) || !rest.starts_with('-')) return std::nullopt;
   rest.remove_prefix(1);

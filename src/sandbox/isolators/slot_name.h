@@ -4,10 +4,15 @@
 #include <compare>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
+#include "base/result.h"
+
 namespace dsec::sandbox {
+
+enum class SlotKind : char { kSandbox = 's', kWorker = 'f' };
 
 // Names everything on the host that belongs to one use of a slot: cgroup directories, socket, id
 // range. An index is used by one owner at a time; the generation never repeats for an index, also
@@ -15,12 +20,25 @@ namespace dsec::sandbox {
 struct SlotName {
   uint32_t index = 0;
   uint64_t generation = 0;
+  SlotKind kind = SlotKind::kSandbox;
 
-  // "s<index>-<generation>".
+  // "s<index>-<generation>", of a worker of FnCall "f<index>-<generation>".
   std::string str() const;
   // Exactly what str() writes; nothing else is ours.
   static std::optional<SlotName> Parse(std::string_view text);
   auto operator<=>(const SlotName&) const = default;
+};
+
+// The one space of indices of a node, over all kinds. Thread-safe.
+class SlotIndices {
+ public:
+  virtual ~SlotIndices() = default;
+  // A new name. kResourceExhausted "capacity.slots".
+  virtual Result<SlotName> Reserve(SlotKind kind) = 0;
+  // Nothing of that name is left on the host. Unknown names are ignored.
+  virtual void Release(const SlotName& name) = 0;
+  // Names that were found on the host and belong to nobody in this process.
+  virtual std::set<SlotName> Foreign() const = 0;
 };
 
 }  // namespace dsec::sandbox

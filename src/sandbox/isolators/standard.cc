@@ -67,31 +67,10 @@ class CgroupIsolator final : public Isolator {
     return tree_.Remove(subject.slot, deadline);
   }
   Result<std::vector<std::string>> Recover(const Owned& owned, MonoTime deadline) override {
-    std::vector<std::string> lines;
-    DSEC_TRY(const auto found, tree_.List());
-    for (const SlotName& slot : found) {
-      if (owned.slot(slot)) continue;
-      const auto killed = RemoveOrphan(slot, deadline);
-      if (killed.ok()) {
-        lines.push_back(
-            fmt::format("cgroup {}: killed {} processes and removed it", slot.str(), *killed));
-      } else {
-        // The others have nothing to do with it; the next sweep tries again.
-        log::Warn("sweep.failed", {{"slot", slot.str()}, {"error", killed.error()}});
-      }
-    }
-    return lines;
+    return tree_.Sweep(SlotKind::kSandbox, owned.slot, deadline);
   }
 
  private:
-  Result<size_t> RemoveOrphan(const SlotName& slot, MonoTime deadline) {
-    DSEC_TRY(const auto processes, tree_.Processes(slot));
-    DSEC_TRY(const auto dying, tree_.Kill(slot));
-    DSEC_TRY_VOID(CgroupTree::WaitGone(dying, deadline));
-    DSEC_TRY_VOID(tree_.Remove(slot, deadline));
-    return processes.size();
-  }
-
   CgroupTree& tree_;
 };
 

@@ -2,13 +2,8 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/fsuid.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <cstdio>
-#include <cstring>
 
 #include "os/fd_passing.h"
 #include "os/unique_fd.h"
@@ -35,24 +30,6 @@ int KeepOwnFds(const InitStart& start, int oom_score) {
   int error = PlaceFds(src, dst, 6, true);
   if (error != 0) return error;
   return ::close_range(kOomScore + 1, ~0u, 0) == 0 ? 0 : -errno;
-}
-
-// init keeps the agent's uid as its real, effective and saved uid: a number that does not exist in
-// B, so that no process inside is its peer when it comes to prlimit(2), ptrace(2), scheduling or
-// signals, root included. It acts on files as root of B. Needs the map of B.
-int TakeIdentity() {
-  ::setfsgid(0);
-  ::setfsuid(0);
-  if (::setfsuid(0) != 0 || ::setfsgid(0) != 0) return -EPERM;
-  // Hides maps, environ, fd, cwd, root and exe of /proc/1, and refuses ptrace to all but root of
-  // the host's namespace.
-  return ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0 ? 0 : -errno;
-}
-
-void Rename(const Shared& shared) {
-  std::memset(shared.argv0, 0, shared.argv0_size);
-  std::snprintf(shared.argv0, shared.argv0_size, "init");
-  ::prctl(PR_SET_NAME, "init", 0, 0, 0);
 }
 
 int ApplyLimits(const wire::Launch& plan) {
@@ -116,7 +93,7 @@ void RunInit(const InitStart& start) {
   clock.Restart();
   error = TakeIdentity();
   if (error == 0) {
-    Rename(*start.shared);
+    Rename(*start.shared, "init");
     error = PrepareProc();
   }
   if (error != 0) {
@@ -126,7 +103,7 @@ void RunInit(const InitStart& start) {
   clock.Done(Step::kInitProc);
   error = PrepareDev(dev_mount);
   ::close(dev_mount);
-  if (error == 0) error = EnterStage();
+  if (error == 0) error = EnterStage(kStage);
   if (error != 0) {
     clock.Fail(Step::kInitDev, error);
     FailLaunch(clock);

@@ -124,6 +124,8 @@ int MountShm(int root, const wire::Launch& plan) {
   return ::move_mount(mount.get(), "", root, "dev/shm", MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
 }
 
+}  // namespace
+
 int AttachView(int root, int view, const char* target) {
   mount_attr attributes = {};
   attributes.attr_set =
@@ -156,16 +158,10 @@ int AttachRoot(int mount, UniqueFd* root) {
   return root->valid() ? 0 : -errno;
 }
 
-}  // namespace
-
-int PrepareProc() {
+int MountProc(const char* place) {
   UniqueFd proc;
   int error = NewFileSystem("proc", {}, kDataAttributes, &proc);
   if (error != 0) return error;
-  // A mount of its own, to be pivoted to.
-  if (::mount(kStage, kStage, nullptr, MS_BIND, nullptr) != 0) return -errno;
-  char place[32];
-  std::snprintf(place, sizeof(place), "%s%s", kStage, kInitProc);
   if (::move_mount(proc.get(), "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
   char path[64];
   for (const char* name : kHidden) {
@@ -181,22 +177,34 @@ int PrepareProc() {
   return 0;
 }
 
+int MountPts(const char* place, const char* gid) {
+  // kernel.pty.max is one number for the whole host; `max` keeps a sandbox from using it up.
+  const FsOption options[] = {
+      {"source", "devpts"}, {"ptmxmode", "0666"}, {"mode", "0620"}, {"gid", gid}, {"max", "256"}};
+  UniqueFd pts;
+  int error = NewFileSystem("devpts", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, &pts);
+  if (error != 0) return error;
+  return ::move_mount(pts.get(), "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
+}
+
+int PrepareProc() {
+  // A mount of its own, to be pivoted to.
+  if (::mount(kStage, kStage, nullptr, MS_BIND, nullptr) != 0) return -errno;
+  char place[32];
+  std::snprintf(place, sizeof(place), "%s%s", kStage, kInitProc);
+  return MountProc(place);
+}
+
 int PrepareDev(int dev_mount) {
   char path[32];
   std::snprintf(path, sizeof(path), "%s%s", kStage, kInitDev);
   if (::move_mount(dev_mount, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
-  // kernel.pty.max is one number for the whole host; `max` keeps a sandbox from using it up.
-  constexpr FsOption kOptions[] = {
-      {"source", "devpts"}, {"ptmxmode", "0666"}, {"mode", "0620"}, {"gid", "5"}, {"max", "256"}};
-  UniqueFd pts;
-  int error = NewFileSystem("devpts", kOptions, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, &pts);
-  if (error != 0) return error;
   std::snprintf(path, sizeof(path), "%s%s/pts", kStage, kInitDev);
-  return ::move_mount(pts.get(), "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) == 0 ? 0 : -errno;
+  return MountPts(path, "5");
 }
 
-int EnterStage() {
-  if (::chdir(kStage) != 0 || os::PivotRoot(".", ".") != 0 || ::umount2(".", MNT_DETACH) != 0 ||
+int EnterStage(const char* stage) {
+  if (::chdir(stage) != 0 || os::PivotRoot(".", ".") != 0 || ::umount2(".", MNT_DETACH) != 0 ||
       ::chdir("/") != 0) {
     return -errno;
   }

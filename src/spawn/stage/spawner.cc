@@ -90,6 +90,7 @@ int RunSpawner(char** argv) {
   union {
     wire::Start start = {};
     wire::Slot slot;
+    wire::Worker worker;
   } request;
   int fds[kMaxFds];
   size_t count = kMaxFds;
@@ -108,10 +109,14 @@ int RunSpawner(char** argv) {
     size = os::ReceivePacketRaw(kControl, &request, sizeof(request), fds, &count, 0);
     if (size == 0 || size == -ECONNRESET) return 0;
     reply = {};
+    static_assert(wire::kWorkerReplyFds == wire::kSlotReplyFds);
     int made[wire::kSlotReplyFds];
     size_t made_count = 0;
     if (size > 0 && wire::WellFormed(request.slot, static_cast<size_t>(size), count)) {
       if (MakeSlot(shared, request.slot, fds, &reply, made) == 0) made_count = wire::kSlotReplyFds;
+    } else if (size > 0 && wire::WellFormed(request.worker, static_cast<size_t>(size), count)) {
+      if (MakeWorker(shared, request.worker, fds, &reply, made) == 0)
+        made_count = wire::kWorkerReplyFds;
     } else {
       reply.failed = Step::kRequest;
       reply.sys_errno = size < 0 ? static_cast<int>(-size) : EINVAL;

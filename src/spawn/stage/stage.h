@@ -106,6 +106,57 @@ int PlaceFds(const int* src, const int* dst, size_t count, bool close_on_exec);
 int WaitReadable(int fd, uint64_t deadline_usec);
 uint64_t MonotonicUsec();
 
+// steps.cc: what the making of a slot and of a worker have in common.
+int WriteIdMaps(pid_t pid, const char* map);
+// A byte each way keeps the two sides in step; end of file means that the other one is gone.
+bool SendGo(int socket);
+void AwaitGo(int socket);
+// Waits for a stage's report. A stage that dies without one is EPIPE, one that is late ETIMEDOUT.
+int AwaitReply(int socket, uint64_t deadline, wire::Reply* reply, int* fds, size_t* fd_count);
+int BecomeRootOfA();
+// A /proc of the caller's own pid namespace over the one that is there.
+int CoverProc();
+int ConfigureNetwork();
+// Descriptor of the user namespace of the process of `pidfd`.
+int OpenUserNamespace(int pidfd, pid_t pid);
+// The device template with root of B as the owner of its nodes.
+int MapDevTemplate(int user_ns, os::UniqueFd* mount);
+// Of an init, in B.
+int TakeIdentity();
+void Rename(const Shared& shared, const char* name);
+
+// network.cc: the network namespace of a worker, which its calls share one after another.
+class NetworkWatch {
+ public:
+  static constexpr size_t kFiles = 4;
+  // Sets up the namespace of the caller, which is as new, and remembers how it looks.
+  int Begin();
+  // Whether it still looks like that; if not, the caller enters a new one.
+  int Check(bool* renewed);
+
+ private:
+  os::UniqueFd files_[kFiles];
+  uint64_t digests_[kFiles] = {};
+};
+
+// runner.cc: makes one worker of FnCall, as MakeSlot.
+int MakeWorker(const Shared& shared, const wire::Worker& worker, const int* fds, wire::Reply* reply,
+               int out[wire::kWorkerReplyFds]);
+
+// cell.cc: life of the init of a cell from its clone on.
+struct CellStart {
+  const Shared* shared = nullptr;
+  const wire::Views* views = nullptr;  // attached below the stage, see RunnerViewPath
+  int launch = -1;                     // SEQPACKET to the runner, for one report
+  int channel = -1;                    // SEQPACKET to the daemon
+  int user_ns = -1;                    // B
+  const int* mounts = nullptr;         // as wire::Cell lists them
+  bool has_dev = false;
+};
+[[noreturn]] void RunCell(const CellStart& start);
+inline constexpr size_t kViewPathBytes = 16;
+void RunnerViewPath(uint32_t index, char path[kViewPathBytes]);
+
 // slot.cc: makes one slot; on failure all of its processes are gone. `out` receives pidfd, launch
 // socket, user namespace.
 int MakeSlot(const Shared& shared, const wire::Slot& slot, const int* fds, wire::Reply* reply,
@@ -122,12 +173,21 @@ struct InitStart {
 // launch.cc: attaches everything of a launch plan and enters the new root. Returns in *root the
 // O_PATH descriptor of it.
 int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, int* root);
-// Mounts and masks the /proc of init's pid namespace at kInitProc of the stage.
+// The stage of a sandbox's init: a masked /proc and a /dev.
 int PrepareProc();
-// Attaches the /dev template and a devpts at kInitDev of it.
 int PrepareDev(int dev_mount);
-// Makes the stage the root, and lets go of everything else.
-int EnterStage();
+// Mounts the /proc of the caller's pid namespace at `place` and masks it.
+int MountProc(const char* place);
+// A devpts of its own at `place`; `gid` owns its terminals.
+int MountPts(const char* place, const char* gid);
+// Makes `stage`, a mount, the root, and lets go of everything else.
+int EnterStage(const char* stage);
+// Attaches `mount` at kNewRoot and opens it.
+int AttachRoot(int mount, os::UniqueFd* root);
+// A detached mount over what is at `target` below `root`, read-only.
+int AttachView(int root, int view, const char* target);
+// Over the stage and into it.
+int EnterRoot(int root);
 
 // serve.cc: the second half of init's life, after a successful launch.
 struct ServeState {

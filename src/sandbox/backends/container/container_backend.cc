@@ -14,8 +14,8 @@
 #include "runtime/blocking_pool.h"
 #include "sandbox/backends/container/container_host.h"
 #include "sandbox/backends/container/create_work.h"
-#include "sandbox/backends/container/fd_wait.h"
 #include "sandbox/backends/container/slot_pool.h"
+#include "sandbox/fd_wait.h"
 
 namespace dsec::sandbox {
 namespace {
@@ -192,6 +192,10 @@ std::vector<v1::Capability> ContainerBackend::Capabilities() const {
   return host_->host->capabilities();
 }
 std::string ContainerBackend::ScratchPath() const { return host_->host->ScratchPath(); }
+NodeParts ContainerBackend::parts() {
+  return {host_->host->options().ids, host_->host->tree(), host_->host->views(),
+          host_->host->spawner(), *host_->slots};
+}
 size_t ContainerBackend::ReadySlots() const { return host_->slots->ready(); }
 
 Result<void> ContainerBackend::Normalize(v1::SandboxSpec& spec) const {
@@ -340,7 +344,9 @@ runtime::Task<std::vector<std::string>> ContainerBackend::Sweep(
   }
   auto sweep = [host = host_.get(), known, deadline]() mutable -> Result<std::vector<std::string>> {
     std::set<SlotName> orphans = host->slots->Foreign();
-    std::erase_if(orphans, [&](const SlotName& name) { return known.slots.contains(name); });
+    std::erase_if(orphans, [&](const SlotName& name) {
+      return name.kind != SlotKind::kSandbox || known.slots.contains(name);
+    });
     // What this process owns has no record in `live` when its create began later, or its removal
     // has just ended.
     known.slots.merge(host->slots->Owned());
@@ -369,6 +375,8 @@ Result<std::vector<std::string>> ContainerBackend::Purge(const ContainerOptions&
   nothing.slot = [](const SlotName&) { return false; };
   nothing.scratch = [](const std::string&) { return false; };
   DSEC_TRY(auto lines, host->Recover(nothing, deadline));
+  DSEC_TRY(const auto workers, host->tree().Sweep(SlotKind::kWorker, nothing.slot, deadline));
+  std::ranges::copy(workers, std::back_inserter(lines));
   DSEC_TRY_VOID(host->RemoveRoots());
   return lines;
 }

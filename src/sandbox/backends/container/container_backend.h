@@ -11,6 +11,7 @@
 #include "model/spec.h"
 #include "sandbox/backend.h"
 #include "sandbox/isolators/ids.h"
+#include "sandbox/node_parts.h"
 
 namespace dsec::sandbox {
 
@@ -59,11 +60,13 @@ class ContainerBackend final : public Backend {
 
   // Whose statvfs tells the room for writable layers; while this object lives.
   std::string ScratchPath() const;
+  // For the node's other backends; lives as long as this object.
+  NodeParts parts();
   // Slots that are ready.
   size_t ReadySlots() const;
 
-  // Removes everything of a node from the host, sandboxes included: what `dsec purge` does. No
-  // daemon of the node may run. One line for each thing.
+  // Removes everything of a node from the host, sandboxes and workers of FnCall included: what
+  // `dsec purge` does. No daemon of the node may run. One line for each thing.
   static Result<std::vector<std::string>> Purge(const ContainerOptions& options, MonoTime deadline);
 
  private:

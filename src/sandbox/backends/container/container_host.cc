@@ -22,7 +22,6 @@
 #include "os/file.h"
 #include "os/memfd.h"
 #include "os/process.h"
-#include "sandbox/backends/container/rootfs.h"
 #include "sandbox/doctor.h"
 #include "sandbox/isolators/devices.h"
 #include "sandbox/isolators/dir_list.h"
@@ -227,28 +226,13 @@ HeldLayers ContainerHost::HoldLayers(const v1::SandboxRecord& record) {
 
 Result<HeldLayers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {
   const v1::SandboxSpec& spec = record.spec();
-  struct Reference {
-    const std::string& text;
-    image::LayerKind kind;
-    std::string field;
-  };
-  std::vector<Reference> references = {{spec.base(), image::LayerKind::kBase, "base"}};
-  if (!spec.workspace().empty())
-    references.push_back({spec.workspace(), image::LayerKind::kWorkspace, "workspace"});
-  for (int i = 0; i < spec.toolkits_size(); ++i) {
-    references.push_back(
-        {spec.toolkits(i), image::LayerKind::kToolkit, fmt::format("toolkits[{}]", i)});
-  }
-  HeldLayers held;
+  DSEC_TRY(const auto ids,
+           ResolveLayers(
+               *store_,
+               {spec.base(), spec.workspace(), {spec.toolkits().begin(), spec.toolkits().end()}}));
   record.clear_layer_ids();
-  for (const Reference& reference : references) {
-    auto layer = store_->Resolve(reference.text, reference.kind);
-    if (!layer.ok()) return std::move(layer).error().WithField(reference.field);
-    DSEC_TRY(auto mounted, layers_->Acquire(layer->id));
-    record.add_layer_ids(layer->id.str());
-    held.push_back(std::move(mounted));
-  }
-  return held;
+  for (const LayerId& id : ids) record.add_layer_ids(id.str());
+  return sandbox::AcquireLayers(*layers_, ids);
 }
 
 Result<LaunchParts> ContainerHost::Prepare(const v1::SandboxRecord& record, int user_ns) {
@@ -269,7 +253,8 @@ Result<LaunchParts> ContainerHost::Prepare(const v1::SandboxRecord& record, int 
 
 Result<void> ContainerHost::Launch(const HeldLayers& layers, LaunchParts& parts, int launch_socket,
                                    runtime::Deadline deadline) {
-  DSEC_TRY(const auto root, BuildRoot(layers, parts.scratch, parts.user_ns));
+  DSEC_TRY(const auto lowers, MapLayers(layers, parts.user_ns));
+  DSEC_TRY(const auto root, BuildRoot(lowers, parts.scratch));
   DSEC_FAULT_POINT("sandbox.create.before_launch");
   std::vector<int> fds = {root.get()};
   for (const os::UniqueFd& view : parts.views) fds.push_back(view.get());

@@ -15,11 +15,10 @@
 #include "sandbox/backends/container/slot_pool.h"
 #include "sandbox/isolators/isolator.h"
 #include "sandbox/isolators/views.h"
+#include "sandbox/rootfs.h"
 #include "spawn/spawner.h"
 
 namespace dsec::sandbox {
-
-using HeldLayers = std::vector<std::shared_ptr<const image::MountedLayer>>;
 
 // What the container backend does on the host, step by step. Everything blocks; thread-safe for
 // different sandboxes.
@@ -35,6 +34,9 @@ class ContainerHost {
   const std::string& boot_id() const { return boot_id_; }
   // Why nothing can be created here at all; empty when it can.
   const std::string& unusable() const { return unusable_; }
+  CgroupTree& tree() const { return *tree_; }
+  Views& views() const { return *views_; }
+  spawn::Spawner& spawner() const { return *spawner_; }
   std::string ScratchPath() const;
   std::string SocketPath(const SlotName& slot) const;
   // What the agent of a slot wants to see in Hello.

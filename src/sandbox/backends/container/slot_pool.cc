@@ -52,18 +52,19 @@ struct SlotPool::State : std::enable_shared_from_this<State> {
     if (coming <= options.ready / 2) filling = true;
     return waiters.size() > coming || (filling && waiters.size() + options.ready > coming);
   }
-  SlotName NewName() {
+  SlotName NewName(SlotKind kind) {
     const uint32_t index = free.front();
     free.pop_front();
     const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(
         options.clock->Wall().time_since_epoch());
     generation = std::max(generation + 1, static_cast<uint64_t>(micros.count()));
-    owner[index] = generation;
-    return {index, generation};
+    const SlotName name{index, generation, kind};
+    owner[index] = name;
+    return name;
   }
   void Free(const SlotName& name) {
     const auto it = owner.find(name.index);
-    if (it != owner.end() && it->second == name.generation) {
+    if (it != owner.end() && it->second == name) {
       owner.erase(it);
     } else if (foreign.erase(name) == 0) {
       return;
@@ -77,11 +78,14 @@ struct SlotPool::State : std::enable_shared_from_this<State> {
   }
   void Give(Result<ReadySlot> slot);
   std::optional<ReadySlot> TakeReady();
+  Error Full() const {
+    return Error(Code::kResourceExhausted, "capacity.slots",
+                 fmt::format("all {} slots of this node are taken", options.indices));
+  }
   void RefuseIfFull() {
     if (!free.empty() || making > 0 || !dead.empty()) return;
     while (!waiters.empty() && ready.empty()) {
-      Give(Error(Code::kResourceExhausted, "capacity.slots",
-                 fmt::format("all {} slots of this node are taken", options.indices)));
+      Give(Full());
     }
   }
 
@@ -91,7 +95,7 @@ struct SlotPool::State : std::enable_shared_from_this<State> {
   std::condition_variable wake;
   bool closing = false;
   std::deque<uint32_t> free;
-  std::map<uint32_t, uint64_t> owner;
+  std::map<uint32_t, SlotName> owner;
   std::set<SlotName> foreign;
   uint64_t generation = 0;
   std::deque<ReadySlot> ready;
@@ -192,7 +196,7 @@ void SlotPool::RunMaker(const std::shared_ptr<State>& state) {
       discard(lock, slot.name);
       continue;
     }
-    const SlotName name = state->NewName();
+    const SlotName name = state->NewName(SlotKind::kSandbox);
     ++state->making;
     lock.unlock();
     const MonoTime start = Clock::System().Mono();
@@ -259,10 +263,18 @@ runtime::Task<ReadySlot> SlotPool::Take(runtime::Deadline deadline) {
 
 bool SlotPool::Adopt(const SlotName& name) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->owner.contains(name.index)) return state_->owner.at(name.index) == name.generation;
+  if (state_->owner.contains(name.index)) return state_->owner.at(name.index) == name;
   if (state_->foreign.erase(name) == 0) return false;
-  state_->owner[name.index] = name.generation;
+  state_->owner[name.index] = name;
   return true;
+}
+
+Result<SlotName> SlotPool::Reserve(SlotKind kind) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->free.empty()) return state_->Full();
+  const SlotName name = state_->NewName(kind);
+  state_->RefuseIfFull();
+  return name;
 }
 
 void SlotPool::Release(const SlotName& name) {
@@ -273,7 +285,7 @@ void SlotPool::Release(const SlotName& name) {
 std::set<SlotName> SlotPool::Owned() const {
   const std::lock_guard lock(state_->mutex);
   std::set<SlotName> names;
-  for (const auto& [index, generation] : state_->owner) names.insert({index, generation});
+  for (const auto& [index, name] : state_->owner) names.insert(name);
   return names;
 }
 

@@ -41,7 +41,7 @@ struct SlotPoolOptions {
 // An index is free, or owned by one name made here, or foreign: found on the host at the start,
 // with an owner of an earlier process or none. It becomes free by Release alone, which its caller
 // calls when nothing of that name is left on the host.
-class SlotPool {
+class SlotPool final : public SlotIndices {
  public:
   struct Hooks {
     // Both block and run on the pool's threads. `make` leaves what it has made to `remove` when it
@@ -54,7 +54,7 @@ class SlotPool {
   // `found`: the names on the host.
   SlotPool(const SlotPoolOptions& options, Hooks hooks, const std::vector<SlotName>& found);
   // Removes the slots that nobody has taken. No Take may be under way.
-  ~SlotPool();
+  ~SlotPool() override;
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
 
@@ -65,12 +65,12 @@ class SlotPool {
   std::optional<ReadySlot> TryTake();
   // Makes a foreign name an owned one; false when it is not there.
   bool Adopt(const SlotName& name);
-  // Unknown names are ignored.
-  void Release(const SlotName& name);
+  Result<SlotName> Reserve(SlotKind kind) override;
+  void Release(const SlotName& name) override;
 
   // Names that this process has made or adopted and not released.
   std::set<SlotName> Owned() const;
-  std::set<SlotName> Foreign() const;
+  std::set<SlotName> Foreign() const override;
   size_t ready() const;
 
  private:

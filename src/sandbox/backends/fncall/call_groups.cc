@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sandbox/backends/fncall/call_groups.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "os/file.h"
+#include "sandbox/isolators/control_file.h"
+
+namespace dsec::sandbox {
+namespace {
+
+bool Exists(int dir, const char* file) { return ::faccessat(dir, file, F_OK, 0) == 0; }
+
+Result<void> Write(int dir, const char* file, std::string_view value) {
+  return os::WriteExisting(dir, file, value).Context("write {} to {}", value, file);
+}
+
+}  // namespace
+
+Result<CallGroups> CallGroups::Open(const SlotCgroups& groups) {
+  CallGroups open;
+  const auto directory = [&](const os::UniqueFd& v1) {
+    return v1.valid() ? os::OpenAt(v1.get(), ".", O_RDONLY | O_DIRECTORY)
+                      : os::OpenAt(groups.slot.get(), "code", O_RDONLY | O_DIRECTORY);
+  };
+  DSEC_TRY(open.memory_, directory(groups.memory));
+  DSEC_TRY(open.pids_, directory(groups.pids));
+  open.memory_v1_ = groups.memory.valid();
+  open.swap_bounded_ = Exists(open.memory_.get(),
+                              open.memory_v1_ ? "memory.memsw.limit_in_bytes" : "memory.swap.max");
+  if (!open.memory_v1_ && open.swap_bounded_)
+    DSEC_TRY_VOID(Write(open.memory_.get(), "memory.swap.max", "0"));
+  if (open.memory_v1_ && !open.swap_bounded_)
+    DSEC_TRY_VOID(Write(open.memory_.get(), "memory.swappiness", "0"));
+  return open;
+}
+
+Result<void> CallGroups::SetMemory(uint64_t bytes) {
+  const std::string value = fmt::format("{}", bytes);
+  if (!memory_v1_) return Write(memory_.get(), "memory.max", value);
+  // The kernel keeps limit_in_bytes <= memsw at every moment: the one that makes room goes first.
+  constexpr const char* kPlain = "memory.limit_in_bytes";
+  constexpr const char* kWithSwap = "memory.memsw.limit_in_bytes";
+  if (!swap_bounded_) return Write(memory_.get(), kPlain, value);
+  const bool raise = memory_limit_ != 0 && bytes > memory_limit_;
+  DSEC_TRY_VOID(Write(memory_.get(), raise ? kWithSwap : kPlain, value));
+  return Write(memory_.get(), raise ? kPlain : kWithSwap, value);
+}
+
+Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes) {
+  const uint64_t memory = memory_bytes + kOwnMemory;
+  if (memory != memory_limit_) {
+    auto set = SetMemory(memory);
+    if (!set.ok()) {
+      memory_limit_ = 0;
+      return set;
+    }
+    memory_limit_ = memory;
+  }
+  const uint64_t pids = processes + kOwnProcesses;
+  if (pids != pids_limit_) {
+    DSEC_TRY_VOID(Write(pids_.get(), "pids.max", fmt::format("{}", pids)));
+    pids_limit_ = pids;
+  }
+  return Ok();
+}
+
+uint64_t CallGroups::MemoryNow() const {
+  return ReadControl(memory_.get(), memory_v1_ ? "memory.usage_in_bytes" : "memory.current");
+}
+
+uint64_t CallGroups::OomKills() const {
+  const uint64_t now = ReadControl(memory_.get(), OomFile(), "oom_kill");
+  return now - std::min(now, before_.oom_kills);
+}
+
+Result<uint64_t> CallGroups::Processes() const {
+  DSEC_TRY(const auto text, os::ReadFile(pids_.get(), "pids.current", 64));
+  return ControlValue(text);
+}
+
+Result<void> CallGroups::Begin(int call) {
+  if (memory_v1_) DSEC_TRY_VOID(Write(memory_.get(), "memory.max_usage_in_bytes", "0"));
+  before_ = {};
+  memory_before_ = 0;
+  DSEC_TRY(before_, Read(call));
+  // Cgroup v2: the call has a directory of its own, whose peak begins at nothing.
+  memory_before_ = memory_v1_ ? MemoryNow() : 0;
+  return Ok();
+}
+
+Result<CallGroups::Counters> CallGroups::Read(int call) const {
+  Counters now;
+  const int dir = memory_.get();
+  now.oom_kills = ReadControl(dir, OomFile(), "oom_kill");
+  now.memory_hits =
+      memory_v1_ ? ReadControl(dir, "memory.failcnt") : ReadControl(dir, "memory.events", "max");
+  now.forks_denied = ReadControl(pids_.get(), "pids.events", "max");
+  now.oom_kills -= std::min(now.oom_kills, before_.oom_kills);
+  now.memory_hits -= std::min(now.memory_hits, before_.memory_hits);
+  now.forks_denied -= std::min(now.forks_denied, before_.forks_denied);
+  const uint64_t peak =
+      memory_v1_ ? ReadControl(dir, "memory.max_usage_in_bytes") : ReadControl(call, "memory.peak");
+  // Page cache that an earlier call has left counts as used until the kernel needs the room. As
+  // long as it did not, all of it is still there; once it did, the call has had all that it may
+  // have.
+  const uint64_t before =
+      now.memory_hits > 0 ? std::min(memory_before_, kOwnMemory) : memory_before_;
+  now.memory_peak = peak - std::min(peak, before);
+  return now;
+}
+
+Result<uint64_t> CallGroups::CpuUsec(int call) {
+  DSEC_TRY(const auto text, os::ReadFile(call, "cpu.stat", 4096));
+  return ControlValue(text, "usage_usec");
+}
+
+Result<void> CallGroups::Kill(int call) { return Write(call, "cgroup.kill", "1"); }
+
+}  // namespace dsec::sandbox

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "os/unique_fd.h"
+#include "sandbox/isolators/cgroup_tree.h"
+
+namespace dsec::sandbox {
+
+// The cgroups of one worker as one call after another uses them: memory and processes are bounded
+// in the group of all that is in the worker below its runner, CPU time and life are those of the
+// call's own v2 directory. One thread.
+class CallGroups {
+ public:
+  // What of the worker itself is in the groups during a call: the runner and the init of the cell.
+  static constexpr uint64_t kOwnProcesses = 2;
+  // What of the kernel's and their own memory they are charged, rounded up.
+  static constexpr uint64_t kOwnMemory = 2 << 20;
+
+  static Result<CallGroups> Open(const SlotCgroups& groups);
+
+  // Writes what differs from the last call. kResourceExhausted when the worker holds more.
+  Result<void> SetLimits(uint64_t memory_bytes, uint64_t processes);
+
+  struct Counters {
+    uint64_t memory_peak = 0;
+    uint64_t memory_hits = 0;  // times that the bound made the kernel reclaim
+    uint64_t oom_kills = 0;
+    uint64_t forks_denied = 0;
+  };
+  // Sets the peak back and remembers where the counters stand.
+  Result<void> Begin(int call);
+  // Since Begin. The peak is that of the call alone: what was there before is taken off.
+  Result<Counters> Read(int call) const;
+  // OOM kills since Begin.
+  uint64_t OomKills() const;
+  // Processes in the groups now, the worker's own included.
+  Result<uint64_t> Processes() const;
+
+  // Of the v2 directory `call`.
+  static Result<uint64_t> CpuUsec(int call);
+  // SIGKILL to all in it.
+  static Result<void> Kill(int call);
+
+ private:
+  uint64_t MemoryNow() const;
+  Result<void> SetMemory(uint64_t bytes);
+  std::string_view OomFile() const { return memory_v1_ ? "memory.oom_control" : "memory.events"; }
+
+  os::UniqueFd memory_, pids_;  // directories with the files of the two controllers
+  bool memory_v1_ = false;
+  bool swap_bounded_ = false;
+  uint64_t memory_limit_ = 0;
+  uint64_t pids_limit_ = 0;
+  uint64_t memory_before_ = 0;
+  Counters before_;
+};
+
+}  // namespace dsec::sandbox

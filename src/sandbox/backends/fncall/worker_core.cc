@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sandbox/backends/fncall/worker_core.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <chrono>
+#include <utility>
+
+#include "base/log.h"
+#include "os/file.h"
+#include "sandbox/backends/fncall/call.h"
+
+namespace dsec::sandbox {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr auto kMakeTime = seconds(20);
+constexpr auto kCellTime = seconds(10);
+constexpr auto kRemoveTime = seconds(10);
+// Between attempts to remove what would not go.
+constexpr auto kFirstBackoff = std::chrono::milliseconds(100);
+constexpr auto kLastBackoff = seconds(30);
+// After the daemon has asked for the end, the next sweep may take over.
+constexpr int kAttemptsAtEnd = 2;
+
+MonoTime Now() { return Clock::System().Mono(); }
+
+}  // namespace
+
+template <typename T>
+void WorkerCore::Deliver(std::shared_ptr<Delivery<T>> to, Result<T> result) {
+  Delivery<T>& delivery = *to;
+  boost::asio::post(delivery.executor, [to = std::move(to), result = std::move(result)]() mutable {
+    to->result.emplace(std::move(result));
+    to->done.Set();
+  });
+}
+
+WorkerCore::WorkerCore(Options options)
+    : options_(std::move(options)),
+      text_(options_.name.str()),
+      host_(options_.parts, options_.name),
+      stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  thread_ = std::thread([this] { Main(); });
+}
+
+WorkerCore::~WorkerCore() = default;
+
+bool WorkerCore::stopping() const {
+  const std::lock_guard lock(mutex_);
+  return stopping_;
+}
+
+bool WorkerCore::finished() const {
+  const std::lock_guard lock(mutex_);
+  return finished_;
+}
+
+void WorkerCore::Join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void WorkerCore::Stop() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  const uint64_t one = 1;
+  // Cannot fail: the counter is far from its end.
+  static_cast<void>(::write(stop_.get(), &one, sizeof(one)));
+  wake_.notify_all();
+}
+
+Result<os::UniqueFd> WorkerCore::RunnerFd() const {
+  const std::lock_guard lock(mutex_);
+  os::UniqueFd copy(::fcntl(runner_fd_.get(), F_DUPFD_CLOEXEC, 3));
+  if (!copy.valid()) return os::ErrnoError("fn.worker", "duplicate the runner's descriptor");
+  return copy;
+}
+
+runtime::Task<void> WorkerCore::AwaitReady(runtime::Deadline deadline) {
+  const auto delivery = std::make_shared<Delivery<void>>(co_await boost::asio::this_coro::executor);
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_.has_value()) co_return *over_;
+    if (ready_) co_return Ok();
+    waits_ready_ = delivery;
+  }
+  auto waited = co_await delivery->done.Wait(deadline);
+  if (delivery->result.has_value()) co_return std::move(*delivery->result);
+  co_return waited;
+}
+
+runtime::Task<FnReport> WorkerCore::Run(FnRun run, runtime::Deadline deadline) {
+  const auto delivery =
+      std::make_shared<Delivery<FnReport>>(co_await boost::asio::this_coro::executor);
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_.has_value()) co_return *over_;
+    if (stopping_ || job_.has_value())
+      co_return Error(Code::kConflict, "fn.worker_busy", "the worker has a call");
+    job_.emplace(Job{std::move(run), deadline, delivery});
+    wake_.notify_all();
+  }
+  auto waited = co_await delivery->done.Wait(runtime::Deadline::Never());
+  if (!waited.ok()) {
+    // The call's bytes are the caller's: they are used until the thread has let go of them.
+    Stop();
+    co_await delivery->done.WaitUncancelled();
+    co_return std::move(waited).error();
+  }
+  co_return std::move(*delivery->result);
+}
+
+Result<void> WorkerCore::Make() {
+  DSEC_TRY_VOID(host_.Make(options_.layers, runtime::Deadline::After(kMakeTime)));
+  DSEC_TRY_VOID(Prepare());
+  const std::lock_guard lock(mutex_);
+  runner_fd_.Reset(::fcntl(host_.runner().fd(), F_DUPFD_CLOEXEC, 3));
+  if (!runner_fd_.valid()) return os::ErrnoError("fn.worker", "duplicate the runner's descriptor");
+  ready_ = true;
+  if (waits_ready_ != nullptr) Deliver(std::exchange(waits_ready_, nullptr), Result<void>());
+  return Ok();
+}
+
+Result<void> WorkerCore::Prepare() {
+  DSEC_TRY(cell_, host_.MakeCell(options_.prepared, {}, runtime::Deadline::After(kCellTime)));
+  return Ok();
+}
+
+std::optional<WorkerCore::Job> WorkerCore::NextJob() {
+  std::unique_lock lock(mutex_);
+  wake_.wait(lock, [this] { return stopping_ || job_.has_value(); });
+  if (stopping_) return std::nullopt;
+  return std::exchange(job_, std::nullopt);
+}
+
+Result<FnReport> WorkerCore::Do(Job& job) {
+  auto report = RunCall(host_, *cell_, job.run, stop_.get());
+  return report;
+}
+
+// No further call.
+void WorkerCore::Finish(Error why) {
+  host_.Kill();
+  const std::lock_guard lock(mutex_);
+  over_ = why;
+  if (waits_ready_ != nullptr) Deliver(std::exchange(waits_ready_, nullptr), Result<void>(why));
+  if (job_.has_value()) {
+    Deliver(std::exchange(job_->delivery, nullptr), Result<FnReport>(why));
+    job_.reset();
+  }
+}
+
+void WorkerCore::Main() {
+  auto lives = Make();
+  while (lives.ok()) {
+    auto job = NextJob();
+    if (!job.has_value()) break;
+    auto report = Do(*job);
+    const bool over = report.ok() ? report->dirty : report.error().reason() != "fn.exec_failed";
+    if (over) {
+      lives = report.ok() ? Error(Code::kUnavailable, "fn.worker_broken", report->dirt)
+                          : report.error();
+    }
+    job->run = FnRun();
+    Deliver(std::exchange(job->delivery, nullptr), std::move(report));
+    if (over) break;
+    // What follows is for the next call, and that waits for it.
+    auto ended = host_.EndCell(std::move(*cell_), runtime::Deadline::After(kCellTime));
+    cell_.reset();
+    if (!ended.ok()) {
+      lives = std::move(ended).error();
+    } else if (!ended->dirt.empty()) {
+      lives = Error(Code::kUnavailable, "fn.worker_broken", ended->dirt);
+    } else {
+      lives = Prepare();
+    }
+  }
+  if (lives.ok()) {
+    Finish(Error(Code::kUnavailable, "fn.worker_died", "the worker was ended"));
+  } else {
+    if (!stopping()) log::Warn("fn.worker_over", {{"worker", text_}, {"error", lives.error()}});
+    Error why = lives.error();
+    if (why.reason() != "fn.worker_died" && why.reason() != "fn.worker_broken") {
+      why = Error(Code::kUnavailable, "fn.worker_broken", std::move(why).ToString());
+    }
+    Finish(std::move(why));
+  }
+  cell_.reset();
+  RemoveAll();
+  const std::lock_guard lock(mutex_);
+  finished_ = true;
+}
+
+void WorkerCore::RemoveAll() {
+  auto backoff = std::chrono::duration_cast<std::chrono::milliseconds>(kFirstBackoff);
+  int attempts_at_end = 0;
+  while (true) {
+    const auto removed = host_.Remove(Now() + kRemoveTime);
+    if (removed.ok()) {
+      options_.parts.indices.Release(options_.name);
+      return;
+    }
+    log::Warn("fn.remove_failed", {{"worker", text_}, {"error", removed.error()}});
+    std::unique_lock lock(mutex_);
+    if (stopping_ && ++attempts_at_end >= kAttemptsAtEnd) return;
+    wake_.wait_for(lock, backoff, [this] { return stopping_; });
+    backoff = std::min<std::chrono::milliseconds>(backoff * 2, kLastBackoff);
+  }
+}
+
+}  // namespace dsec::sandbox

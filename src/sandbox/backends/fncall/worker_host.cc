@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sandbox/backends/fncall/worker_host.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <array>
+#include <string_view>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "os/file.h"
+#include "os/mount.h"
+#include "sandbox/backends/fncall/call_files.h"
+
+namespace dsec::sandbox {
+namespace {
+
+constexpr uint64_t kDataAttributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+// What init of a cell is as a victim of the OOM killer, and what no code of it can go below: the
+// program starts above it (stage/serve.cc), the runner is far below.
+constexpr std::string_view kInitOomScore = "0";
+
+struct Folder {
+  const char* path;
+  mode_t mode;
+  uint32_t id;  // inside
+};
+struct SmallFile {
+  const char* path;
+  std::string_view content;
+};
+// What every root has, whatever its layers hold.
+constexpr Folder kBottomFolders[] = {{"proc", 0555, 0}, {"sys", 0555, 0},
+                                     {"dev", 0755, 0},  {"etc", 0755, 0},
+                                     {"tmp", 01777, 0}, {kWorkFolder, 0755, kCallUser}};
+constexpr SmallFile kBottomFiles[] = {
+    {"etc/hostname", "sandbox\n"},
+    {"etc/hosts", "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+    {"etc/resolv.conf", "# network: none\n"}};
+constexpr Folder kDiskFolders[] = {
+    {"upper", 0755, 0}, {"work", 0755, 0}, {"shm", 01777, 0}, {"upper/work", 0755, kCallUser}};
+
+Result<void> MakeFolder(int dir, const Folder& folder, uint32_t id_base) {
+  const uint32_t id = id_base + folder.id;
+  if (::mkdirat(dir, folder.path, folder.mode) != 0 ||
+      ::fchmodat(dir, folder.path, folder.mode, 0) != 0 ||
+      ::fchownat(dir, folder.path, id, id, AT_SYMLINK_NOFOLLOW) != 0) {
+    return os::ErrnoError("fn.folder", folder.path);
+  }
+  return Ok();
+}
+
+Result<os::UniqueFd> NewTmpfs(const std::string& bytes, const std::string& inodes,
+                              uint64_t attributes) {
+  DSEC_TRY(auto context, os::FsContext::Open("tmpfs"));
+  DSEC_TRY_VOID(context.SetString("source", "none"));
+  DSEC_TRY_VOID(context.SetString("size", bytes.c_str()));
+  DSEC_TRY_VOID(context.SetString("nr_inodes", inodes.c_str()));
+  DSEC_TRY_VOID(context.SetString("mode", "0755"));
+  return std::move(context).Mount(attributes);
+}
+
+// tmpfs takes 0 for "no limit"; its own folders are not the call's.
+std::string InodesOf(uint64_t inodes) {
+  return fmt::format("{}", inodes + 1 + std::size(kDiskFolders));
+}
+
+}  // namespace
+
+bool CellDisk::Full() const {
+  struct statfs space;
+  return ::fstatfs(mount.get(), &space) == 0 && (space.f_bfree == 0 || space.f_ffree == 0);
+}
+
+Result<void> CellDisk::Resize(uint64_t to_bytes, uint64_t to_inodes) {
+  if (to_bytes == bytes && to_inodes == inodes) return Ok();
+  const os::UniqueFd context(::fspick(mount.get(), "", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH));
+  if (!context.valid() ||
+      ::fsconfig(context.get(), FSCONFIG_SET_STRING, "size", fmt::format("{}", to_bytes).c_str(),
+                 0) != 0 ||
+      ::fsconfig(context.get(), FSCONFIG_SET_STRING, "nr_inodes", InodesOf(to_inodes).c_str(), 0) !=
+          0 ||
+      ::fsconfig(context.get(), FSCONFIG_CMD_RECONFIGURE, nullptr, nullptr, 0) != 0) {
+    return os::ErrnoError("fn.disk", "change the bounds of a writable layer");
+  }
+  bytes = to_bytes;
+  inodes = to_inodes;
+  return Ok();
+}
+
+Result<void> WorkerHost::Make(HeldLayers layers, runtime::Deadline deadline) {
+  DSEC_FAULT_POINT("fn.worker.before_make");
+  layers_ = std::move(layers);
+  spawn::WorkerPlan plan;
+  plan.agent_uid = parts_.ids.AgentUid(name_.index);
+  plan.id_base = parts_.ids.IdBase(name_.index);
+  DSEC_TRY(auto made, parts_.tree.Make(name_, plan.agent_uid, plan.id_base));
+  plan.slot_dir_fd = made.slot.get();
+  plan.agent_dir_fd = made.agent.get();
+  plan.init_dir_fd = made.init.get();
+  for (const os::UniqueFd& procs : made.v1_procs) plan.v1_procs_fds.push_back(procs.get());
+  DSEC_TRY(groups_, CallGroups::Open(made));
+  DSEC_TRY(process_, parts_.spawner.MakeWorker(plan, deadline));
+  slot_dir_ = std::move(made.slot);
+  DSEC_TRY(lowers_, MapLayers(layers_, process_.user_ns.get()));
+  DSEC_TRY_VOID(MakeBottom());
+  return Furnish(deadline);
+}
+
+Result<void> WorkerHost::MakeBottom() {
+  const uint32_t id_base = parts_.ids.IdBase(name_.index);
+  DSEC_TRY(auto mount, NewTmpfs("64k", "64", kDataAttributes));
+  for (const Folder& folder : kBottomFolders)
+    DSEC_TRY_VOID(MakeFolder(mount.get(), folder, id_base));
+  for (const SmallFile& file : kBottomFiles) {
+    DSEC_TRY_VOID(os::CreateFile(mount.get(), file.path, file.content, 0644));
+    if (::fchownat(mount.get(), file.path, id_base, id_base, 0) != 0)
+      return os::ErrnoError("fn.folder", file.path);
+  }
+  if (::fchownat(mount.get(), "", id_base, id_base, AT_EMPTY_PATH) != 0)
+    return os::ErrnoError("fn.folder", "the root");
+  lowers_.push_back(std::move(mount));
+  return Ok();
+}
+
+Result<void> WorkerHost::Furnish(runtime::Deadline deadline) {
+  return spawn::FurnishWorker(process_.control.get(), {}, {}, deadline);
+}
+
+Result<CellDisk> WorkerHost::MakeDisk(uint64_t bytes, uint64_t inodes) {
+  const uint32_t id_base = parts_.ids.IdBase(name_.index);
+  CellDisk disk;
+  disk.bytes = bytes;
+  disk.inodes = inodes;
+  DSEC_TRY(disk.mount, NewTmpfs(fmt::format("{}", bytes), InodesOf(inodes), 0));
+  for (const Folder& folder : kDiskFolders)
+    DSEC_TRY_VOID(MakeFolder(disk.mount.get(), folder, id_base));
+  ScratchLayer scratch;
+  DSEC_TRY(scratch.upper, os::OpenAt(disk.mount.get(), "upper", O_RDONLY | O_DIRECTORY));
+  DSEC_TRY(scratch.work, os::OpenAt(disk.mount.get(), "work", O_RDONLY | O_DIRECTORY));
+  DSEC_TRY(disk.root, BuildRoot(lowers_, scratch));
+  disk.upper = std::move(scratch.upper);
+  return disk;
+}
+
+Result<Cell> WorkerHost::MakeCell(const v1::FnLimits& limits,
+                                  const std::vector<std::string>& devices,
+                                  runtime::Deadline deadline) {
+  DSEC_FAULT_POINT("fn.worker.before_cell");
+  if (!devices.empty())
+    return Error(Code::kFailedPrecondition, "fn.devices", "devices are not offered yet");
+  // The limit of the last call is no bound for what the worker itself needs to make a cell.
+  Cell cell;
+  cell.serial = ++serial_;
+  DSEC_TRY(cell.disk, MakeDisk(limits.disk_bytes(), limits.disk_inodes()));
+  DSEC_TRY(const auto shm, os::CloneMount(cell.disk.mount.get(), "shm", false));
+  DSEC_TRY_VOID(os::SetMountAttributes(shm.get(), kDataAttributes, 0));
+  DSEC_TRY(cell.process, spawn::MakeCell(process_.control.get(), cell.serial,
+                                         {cell.disk.root.get(), shm.get(), -1}, deadline));
+  DSEC_TRY_VOID(os::WriteAll(cell.process.oom_score.get(), kInitOomScore));
+  cell.process.oom_score.Reset();
+  return cell;
+}
+
+Result<spawn::CellReport> WorkerHost::EndCell(Cell cell, runtime::Deadline deadline) {
+  const uint64_t serial = cell.serial;
+  cell = Cell();  // the channel, and what holds its mounts
+  DSEC_TRY(auto report, spawn::AwaitCellEnd(process_.control.get(), serial, deadline));
+  if (!report.dirt.empty()) return report;
+  // Whatever was moved into the groups otherwise, or out of the cell's reach.
+  DSEC_TRY(const uint64_t processes, groups_.Processes());
+  if (processes != 1)
+    report.dirt = fmt::format("{} processes are left in its groups", processes - 1);
+  return report;
+}
+
+void WorkerHost::Kill() {
+  if (!process_.runner.valid()) return;
+  const auto killed = process_.runner.Signal(SIGKILL);
+  if (!killed.ok())
+    log::Warn("fn.kill_failed", {{"worker", name_.str()}, {"error", killed.error()}});
+}
+
+Result<void> WorkerHost::Remove(MonoTime deadline) {
+  process_.control.Reset();
+  lowers_.clear();
+  DSEC_TRY(const auto dying, parts_.tree.Kill(name_));
+  DSEC_TRY(const bool gone, CgroupTree::WaitGone(dying, deadline));
+  if (!gone) {
+    return Error(Code::kDeadlineExceeded, "fn.worker_stuck",
+                 fmt::format("processes of worker {} do not end", name_.str()));
+  }
+  return parts_.tree.Remove(name_, deadline);
+}
+
+}  // namespace dsec::sandbox

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "dsec/v1/fncall.pb.h"
+#include "image/layer_mounts.h"
+#include "os/process.h"
+#include "os/unique_fd.h"
+#include "runtime/deadline.h"
+#include "sandbox/backends/fncall/call_groups.h"
+#include "sandbox/node_parts.h"
+#include "sandbox/rootfs.h"
+#include "spawn/worker.h"
+
+namespace dsec::sandbox {
+
+// Who the code of a call is: an ordinary user inside, without capabilities.
+inline constexpr uint32_t kCallUser = 1000;
+
+// The writable layer of one call: a tmpfs that holds the overlay's folders and /dev/shm, bounded as
+// a whole.
+struct CellDisk {
+  os::UniqueFd mount;  // the tmpfs
+  os::UniqueFd upper;
+  os::UniqueFd root;  // of the cell: the overlay
+  uint64_t bytes = 0;
+  uint64_t inodes = 0;
+  // Bytes and inodes are all in use.
+  bool Full() const;
+  // Changes the bounds; nothing happens when they are as they should be.
+  Result<void> Resize(uint64_t to_bytes, uint64_t to_inodes);
+};
+
+// A cell that waits for its call.
+struct Cell {
+  uint64_t serial = 0;
+  spawn::CellProcess process;
+  CellDisk disk;
+};
+
+// One worker on the host. Everything blocks; one thread.
+class WorkerHost {
+ public:
+  WorkerHost(const NodeParts& parts, SlotName name) : parts_(parts), name_(name) {}
+
+  // Cgroups, ids, namespaces, runner, layers. What a failed Make leaves is for Remove.
+  Result<void> Make(HeldLayers layers, runtime::Deadline deadline);
+  Result<Cell> MakeCell(const v1::FnLimits& limits, const std::vector<std::string>& devices,
+                        runtime::Deadline deadline);
+  // Ends a cell and waits until everything of it is gone. An error, or dirt in the report: the
+  // worker is over.
+  Result<spawn::CellReport> EndCell(Cell cell, runtime::Deadline deadline);
+  // SIGKILL to everything in the worker.
+  void Kill();
+  // Kills and removes. kDeadlineExceeded when something would not go: again later.
+  Result<void> Remove(MonoTime deadline);
+
+  const SlotName& name() const { return name_; }
+  CallGroups& groups() { return groups_; }
+  const os::PidFd& runner() const { return process_.runner; }
+  // Host id of the calls' user.
+  uint32_t owner() const { return parts_.ids.IdBase(name_.index) + kCallUser; }
+
+ private:
+  Result<void> Furnish(runtime::Deadline deadline);
+  Result<void> MakeBottom();
+  Result<CellDisk> MakeDisk(uint64_t bytes, uint64_t inodes);
+
+  const NodeParts parts_;
+  const SlotName name_;
+  HeldLayers layers_;
+  spawn::WorkerProcess process_;
+  CallGroups groups_;
+  os::UniqueFd slot_dir_;
+  // The mapped layers, and above them a small one with the folders that every root needs.
+  std::vector<os::UniqueFd> lowers_;
+  uint64_t serial_ = 0;
+};
+
+}  // namespace dsec::sandbox

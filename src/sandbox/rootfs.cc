@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sandbox/rootfs.h"
+
+#include <sys/mount.h>
+
+#include <ranges>
+
+#include "os/mount.h"
+
+namespace dsec::sandbox {
+
+Result<std::vector<LayerId>> ResolveLayers(const image::LayerStore& store, const LayerRefs& refs) {
+  struct Reference {
+    const std::string& text;
+    image::LayerKind kind;
+    std::string field;
+  };
+  std::vector<Reference> references = {{refs.base, image::LayerKind::kBase, "base"}};
+  if (!refs.workspace.empty())
+    references.push_back({refs.workspace, image::LayerKind::kWorkspace, "workspace"});
+  for (size_t i = 0; i < refs.toolkits.size(); ++i) {
+    references.push_back(
+        {refs.toolkits[i], image::LayerKind::kToolkit, fmt::format("toolkits[{}]", i)});
+  }
+  std::vector<LayerId> ids;
+  for (const Reference& reference : references) {
+    auto layer = store.Resolve(reference.text, reference.kind);
+    if (!layer.ok()) return std::move(layer).error().WithField(reference.field);
+    ids.push_back(std::move(layer->id));
+  }
+  return ids;
+}
+
+Result<HeldLayers> AcquireLayers(image::LayerMounts& mounts, const std::vector<LayerId>& ids) {
+  HeldLayers held;
+  for (const LayerId& id : ids) {
+    DSEC_TRY(auto mounted, mounts.Acquire(id));
+    held.push_back(std::move(mounted));
+  }
+  return held;
+}
+
+Result<std::vector<os::UniqueFd>> MapLayers(const HeldLayers& layers, int user_ns) {
+  std::vector<os::UniqueFd> lowers;
+  for (const auto& layer : layers) {
+    DSEC_TRY(auto lower, os::CloneMount(layer->fd(), "", false));
+    DSEC_TRY_VOID(os::SetMountAttributes(lower.get(), MOUNT_ATTR_RDONLY, 0, user_ns)
+                      .Context("map the ids of layer {}", layer->info().id.str()));
+    lowers.push_back(std::move(lower));
+  }
+  return lowers;
+}
+
+Result<os::UniqueFd> BuildRoot(const std::vector<os::UniqueFd>& lowers,
+                               const ScratchLayer& scratch) {
+  DSEC_TRY(auto overlay, os::FsContext::Open("overlay"));
+  DSEC_TRY_VOID(overlay.SetString("source", "overlay"));
+  // The first one added is the topmost. The overlay takes its own hold of each.
+  for (const os::UniqueFd& lower : lowers | std::views::reverse)
+    DSEC_TRY_VOID(overlay.SetFd("lowerdir+", lower.get()));
+  DSEC_TRY_VOID(overlay.SetFd("upperdir", scratch.upper.get()));
+  DSEC_TRY_VOID(overlay.SetFd("workdir", scratch.work.get()));
+  // Layers are built by users: an xattr in one must not point elsewhere in the stack.
+  DSEC_TRY_VOID(overlay.SetString("redirect_dir", "nofollow"));
+  DSEC_TRY_VOID(overlay.SetString("metacopy", "off"));
+  DSEC_TRY_VOID(overlay.SetString("index", "off"));
+  DSEC_TRY_VOID(overlay.SetString("xino", "auto"));
+  DSEC_TRY_VOID(overlay.SetString("uuid", "null"));
+  // No sandbox outlives its host, so nothing of it needs to reach a disk.
+  DSEC_TRY_VOID(overlay.SetFlag("volatile"));
+  return std::move(overlay).Mount(MOUNT_ATTR_NODEV | MOUNT_ATTR_NOATIME);
+}
+
+}  // namespace dsec::sandbox

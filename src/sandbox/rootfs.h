@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/id.h"
+#include "base/result.h"
+#include "image/layer_mounts.h"
+#include "image/layer_store.h"
+#include "os/unique_fd.h"
+#include "sandbox/isolators/scratch.h"
+
+namespace dsec::sandbox {
+
+using HeldLayers = std::vector<std::shared_ptr<const image::MountedLayer>>;
+
+// The layers that an environment names, bottom to top.
+struct LayerRefs {
+  std::string base;
+  std::string workspace;  // empty: none
+  std::vector<std::string> toolkits;
+};
+// kNotFound "layer.not_found", kInvalidArgument "layer.wrong_kind", with the field.
+Result<std::vector<LayerId>> ResolveLayers(const image::LayerStore& store, const LayerRefs& refs);
+Result<HeldLayers> AcquireLayers(image::LayerMounts& mounts, const std::vector<LayerId>& ids);
+
+// A clone of each layer's one mount on the node, in the same order, with ids mapped through
+// `user_ns`, so that what the image calls root is the root of that namespace.
+Result<std::vector<os::UniqueFd>> MapLayers(const HeldLayers& layers, int user_ns);
+
+// A root: an overlay of `lowers`, bottom to top, under a writable layer, as a detached mount. Needs
+// overlayfs layers by descriptor (Linux 6.13). Blocking; on the layer store only as far as the
+// kernel reads it. kInternal "rootfs.*".
+Result<os::UniqueFd> BuildRoot(const std::vector<os::UniqueFd>& lowers,
+                               const ScratchLayer& scratch);
+
+}  // namespace dsec::sandbox

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runner of a worker of FnCall: root of A, pid 1 of its pid namespace, above everything that
+// runs in the worker. It makes one cell after another and sees to it that nothing of one is left
+// for the next. What a call does is between the daemon and the init of its cell; the runner sees
+// none of it. It ends at end of file of its control socket, and with it all that is in A.
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "os/fd_passing.h"
+#include "os/process.h"
+#include "os/syscalls.h"
+#include "os/unique_fd.h"
+#include "spawn/stage/stage.h"
+
+namespace dsec::spawn::stage {
+namespace {
+
+using os::UniqueFd;
+using wire::Step;
+
+constexpr uint64_t kReapUsec = 5'000'000;
+// How long the processes of a cell whose init has ended may take to leave its cgroup.
+constexpr uint64_t kEmptyUsec = 2'000'000;
+// The runner is charged to the worker's groups, but should not be their OOM victim. The init of
+// each cell gets the ordinary score back from the daemon, together with the right to go no lower.
+constexpr char kRunnerOomScore[] = "-900";
+constexpr char kHostname[] = "sandbox";
+constexpr size_t kGroupNameBytes = 32;
+
+struct WorkerFds {
+  int slot_dir, agent_dir, init_dir;
+  const int* v1_procs;
+};
+
+wire::Views worker_views;  // one packet, received in place
+
+class Runner {
+ public:
+  Runner(const Shared& shared, const WorkerFds& fds, int control)
+      : shared_(shared), fds_(fds), control_(control) {}
+
+  // The part of the making that belongs to A: its root, network and user namespace B.
+  int Prepare(StepClock& clock, UniqueFd* user_ns);
+  int BuildStage(int dev_mount);
+  [[noreturn]] void Loop();
+
+ private:
+  int MakeB(UniqueFd* user_ns);
+  void ReceiveViews();
+  int AttachViews(const int* fds);
+  void Serve(const wire::Cell& cell, const int* fds);
+  int MakeGroup(const char* name, UniqueFd* group);
+  int StartCell(const wire::Cell& cell, const int* fds, StepClock& clock, int out[2]);
+  void AwaitEnd(const wire::Cell& cell);
+  int RemoveGroup(const char* name);
+
+  const Shared& shared_;
+  const WorkerFds fds_;
+  const int control_;
+  UniqueFd user_ns_;
+  NetworkWatch network_;
+  UniqueFd group_;  // v2 directory of the cell
+  UniqueFd init_;   // its pidfd
+  pid_t init_pid_ = 0;
+};
+
+void GroupName(uint64_t serial, char name[kGroupNameBytes]) {
+  std::snprintf(name, kGroupNameBytes, "code/c%llu", static_cast<unsigned long long>(serial));
+}
+
+int Runner::MakeB(UniqueFd* user_ns) {
+  int pidfd = -1;
+  pid_t keeper = os::Clone3(CLONE_NEWUSER, &pidfd, -1, SIGCHLD);
+  if (keeper < 0) return -errno;
+  if (keeper == 0) {
+    while (true) ::pause();
+  }
+  UniqueFd held(pidfd);
+  char map[32];
+  std::snprintf(map, sizeof(map), "0 1 %u", wire::kIdCount);
+  int error = WriteIdMaps(keeper, map);
+  if (error == 0) {
+    int fd = OpenUserNamespace(pidfd, keeper);
+    if (fd < 0) error = fd;
+    user_ns->Reset(fd);
+  }
+  os::PidFdSendSignal(pidfd, SIGKILL);
+  ::waitpid(keeper, nullptr, 0);
+  return error;
+}
+
+int Runner::Prepare(StepClock& clock, UniqueFd* user_ns) {
+  int error = BecomeRootOfA();
+  if (error == 0) error = CoverProc();
+  if (error == 0 &&
+      (::sethostname(kHostname, sizeof(kHostname) - 1) != 0 || ::setdomainname("(none)", 6) != 0)) {
+    error = -errno;
+  }
+  if (error != 0) return clock.Fail(Step::kAgentProc, error);
+  clock.Done(Step::kAgentProc);
+  error = network_.Begin();
+  if (error != 0) return clock.Fail(Step::kNetwork, error);
+  clock.Done(Step::kNetwork);
+  error = MakeB(user_ns);
+  if (error != 0) return clock.Fail(Step::kMapInit, error);
+  clock.Done(Step::kMapInit);
+  user_ns_.Reset(::fcntl(user_ns->get(), F_DUPFD_CLOEXEC, 3));
+  return user_ns_.valid() ? 0 : clock.Fail(Step::kMapInit, -errno);
+}
+
+// A small root of its own with what cells start from. Each cell's mount namespace is a copy.
+int Runner::BuildStage(int dev_mount) {
+  constexpr FsOption kOptions[] = {
+      {"source", "none"}, {"size", "64k"}, {"nr_inodes", "64"}, {"mode", "0755"}};
+  UniqueFd stage;
+  int error = NewFileSystem("tmpfs", kOptions, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC, &stage);
+  if (error != 0) return error;
+  for (const char* dir : {kNewRoot, kInitProc, kInitDev, kEmptyDir}) {
+    if (::mkdirat(stage.get(), dir + 1, 0755) != 0) return -errno;
+  }
+  if (::move_mount(stage.get(), "", AT_FDCWD, kStage, MOVE_MOUNT_F_EMPTY_PATH) != 0 ||
+      ::move_mount(AT_FDCWD, "/proc", stage.get(), kInitProc + 1, 0) != 0 ||
+      ::move_mount(dev_mount, "", stage.get(), kInitDev + 1, MOVE_MOUNT_F_EMPTY_PATH) != 0) {
+    return -errno;
+  }
+  return EnterStage(kStage);
+}
+
+int Runner::AttachViews(const int* fds) {
+  for (uint32_t i = 0; i < worker_views.view_count; ++i) {
+    char path[kViewPathBytes];
+    RunnerViewPath(i, path);
+    struct stat info;
+    if (::fstat(fds[i], &info) != 0) return -errno;
+    if (S_ISDIR(info.st_mode)) {
+      if (::mkdir(path, 0755) != 0) return -errno;
+    } else {
+      UniqueFd file(::open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+      if (!file.valid()) return -errno;
+    }
+    int error = AttachView(AT_FDCWD, fds[i], path);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+void Runner::ReceiveViews() {
+  int fds[wire::kMaxViews];
+  size_t count = wire::kMaxViews;
+  ssize_t size =
+      os::ReceivePacketRaw(control_, &worker_views, sizeof(worker_views), fds, &count, 0);
+  if (size == 0 || size == -ECONNRESET) ::_exit(0);
+  wire::Reply reply;
+  StepClock clock(&reply);
+  int error = size > 0 && wire::WellFormed(worker_views, static_cast<size_t>(size), count)
+                  ? AttachViews(fds)
+                  : -EINVAL;
+  for (size_t i = 0; i < count; ++i) ::close(fds[i]);
+  if (error != 0) clock.Fail(Step::kViews, error);
+  clock.Done(Step::kViews);
+  if (os::SendPacketRaw(control_, &reply, sizeof(reply), nullptr, 0, 0) != 0 || error != 0)
+    ::_exit(1);
+}
+
+void Runner::Loop() {
+  ReceiveViews();
+  while (true) {
+    wire::Cell cell;
+    int fds[3];
+    size_t count = 3;
+    ssize_t size = os::ReceivePacketRaw(control_, &cell, sizeof(cell), fds, &count, 0);
+    // Nothing of a cell lives at this point; what else could be in A goes with this process.
+    if (size == 0 || size == -ECONNRESET) ::_exit(0);
+    if (size < 0 || !wire::WellFormed(cell, static_cast<size_t>(size), count)) ::_exit(1);
+    Serve(cell, fds);
+    for (size_t i = 0; i < count; ++i) ::close(fds[i]);
+    if (init_.valid()) AwaitEnd(cell);
+  }
+}
+
+int Runner::MakeGroup(const char* name, UniqueFd* group) {
+  if (::mkdirat(fds_.slot_dir, name, 0755) != 0) return -errno;
+  group->Reset(::openat(fds_.slot_dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!group->valid()) return -errno;
+  // The init of the cell clones into it with the identity of B's root.
+  return ::fchownat(group->get(), "cgroup.procs", 1, 1, 0) == 0 ? 0 : -errno;
+}
+
+int Runner::StartCell(const wire::Cell& cell, const int* fds, StepClock& clock, int out[2]) {
+  int launch[2], channel[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, launch) != 0)
+    return clock.Fail(Step::kCloneCell, -errno);
+  UniqueFd launch_here(launch[0]), launch_init(launch[1]);
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channel) != 0)
+    return clock.Fail(Step::kCloneCell, -errno);
+  UniqueFd channel_here(channel[0]), channel_init(channel[1]);
+  int pidfd = -1;
+  pid_t pid = os::Clone3(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC, &pidfd, fds_.init_dir, SIGCHLD);
+  if (pid < 0) return clock.Fail(Step::kCloneCell, -errno);
+  if (pid == 0) {
+    RunCell({&shared_, &worker_views, launch_init.get(), channel_init.get(), user_ns_.get(), fds,
+             cell.has_dev != 0});
+  }
+  init_.Reset(pidfd);
+  init_pid_ = pid;
+  clock.Done(Step::kCloneCell);
+  launch_init.Reset();
+  channel_init.Reset();
+  wire::Reply made;
+  int oom_score = -1;
+  size_t count = 1;
+  int error = AwaitReply(launch_here.get(),
+                         MonotonicUsec() + static_cast<uint64_t>(cell.timeout_ms) * 1000u, &made,
+                         &oom_score, &count);
+  if (error != 0) return clock.Fail(Step::kMounts, error);
+  clock.Append(made);
+  if (made.failed != Step::kNone || count != 1) return clock.Fail(made.failed, -made.sys_errno);
+  out[0] = channel_here.Release();
+  out[1] = oom_score;
+  return 0;
+}
+
+void Runner::Serve(const wire::Cell& cell, const int* fds) {
+  wire::Reply reply;
+  StepClock clock(&reply);
+  char name[kGroupNameBytes];
+  GroupName(cell.serial, name);
+  int made[2] = {-1, -1};
+  int error = MakeGroup(name, &group_);
+  if (error != 0) {
+    clock.Fail(Step::kCgroups, error);
+  } else {
+    clock.Done(Step::kCgroups);
+    error = StartCell(cell, fds, clock, made);
+  }
+  // After a failure the worker is over: the daemon sees it by the answer.
+  const int out[wire::kCellReplyFds] = {made[0], group_.get(), made[1]};
+  if (os::SendPacketRaw(control_, &reply, sizeof(reply), out, error == 0 ? wire::kCellReplyFds : 0,
+                        0) != 0 ||
+      error != 0) {
+    ::_exit(1);
+  }
+  ::close(made[0]);
+  ::close(made[1]);
+}
+
+// The group is empty once the init has been reaped: that waits for all of its pid namespace. Kill
+// and wait are for what has got into it otherwise.
+int Runner::RemoveGroup(const char* name) {
+  if (::unlinkat(fds_.slot_dir, name, AT_REMOVEDIR) == 0) return 0;
+  if (errno != EBUSY) return -errno;
+  int error = WriteExisting(group_.get(), "cgroup.kill", "1", 1);
+  if (error != 0) return error;
+  UniqueFd events(::openat(group_.get(), "cgroup.events", O_RDONLY | O_CLOEXEC));
+  if (!events.valid()) return -errno;
+  const uint64_t deadline = MonotonicUsec() + kEmptyUsec;
+  while (true) {
+    char text[128];
+    if (::pread(events.get(), text, sizeof(text), 0) < 0) return -errno;
+    if (::unlinkat(fds_.slot_dir, name, AT_REMOVEDIR) == 0) return 0;
+    const uint64_t now = MonotonicUsec();
+    if (errno != EBUSY || now >= deadline) return -errno;
+    pollfd item = {events.get(), POLLPRI, 0};
+    ::poll(&item, 1, static_cast<int>((deadline - now) / 1000u + 1));
+  }
+}
+
+void Runner::AwaitEnd(const wire::Cell& cell) {
+  pollfd items[2] = {{init_.get(), POLLIN, 0}, {control_, POLLIN, 0}};
+  while (items[0].revents == 0) {
+    if (::poll(items, 2, -1) < 0 && errno != EINTR) ::_exit(1);
+    // While a cell lives there is nothing to be said here: this is end of file, or a mistake.
+    if (items[1].revents != 0) ::_exit(0);
+  }
+  wire::CellEnd end;
+  end.serial = cell.serial;
+  int status = 0;
+  if (::waitpid(init_pid_, &status, 0) == init_pid_) end.init_status = status;
+  char name[kGroupNameBytes];
+  GroupName(cell.serial, name);
+  end.cgroup_errno = -RemoveGroup(name);
+  group_.Reset();
+  init_.Reset();
+  bool renewed = false;
+  end.network_errno = -network_.Check(&renewed);
+  end.network_renewed = renewed ? 1 : 0;
+  if (os::SendPacketRaw(control_, &end, sizeof(end), nullptr, 0, 0) != 0) ::_exit(0);
+}
+
+// ---- The runner's start, and the spawner's side of it.
+
+[[noreturn]] void RunRunner(const Shared& shared, const WorkerFds& fds, int sync, int control) {
+  wire::Reply reply;
+  StepClock clock(&reply);
+  ResetSignals();
+  ::signal(SIGPIPE, SIG_IGN);
+  AwaitGo(sync);
+  clock.Restart();
+  Rename(shared, "runner");
+  static Runner runner(shared, fds, control);
+  UniqueFd user_ns;
+  int error = runner.Prepare(clock, &user_ns);
+  const int ns = user_ns.get();
+  if (os::SendPacketRaw(sync, &reply, sizeof(reply), &ns, error == 0 ? 1 : 0, 0) != 0 ||
+      error != 0) {
+    ::_exit(1);
+  }
+  user_ns.Reset();
+  char go = 0;
+  int dev_mount = -1;
+  size_t count = 1;
+  if (os::ReceivePacketRaw(sync, &go, 1, &dev_mount, &count, 0) != 1 || count != 1) ::_exit(1);
+  reply = {};
+  clock.Restart();
+  error = runner.BuildStage(dev_mount);
+  ::close(dev_mount);
+  if (error != 0) clock.Fail(Step::kStage, error);
+  clock.Done(Step::kStage);
+  if (os::SendPacketRaw(sync, &reply, sizeof(reply), nullptr, 0, 0) != 0 || error != 0) ::_exit(1);
+  ::close(sync);
+  runner.Loop();
+}
+
+int JoinGroups(const wire::Worker& worker, const WorkerFds& fds, pid_t pid) {
+  char path[48];
+  std::snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", pid);
+  int error = WriteExisting(AT_FDCWD, path, kRunnerOomScore, sizeof(kRunnerOomScore) - 1);
+  // A host whose root may not lower scores (CAP_SYS_RESOURCE): the runner is still the least of the
+  // processes that could be chosen, and its death for want of memory is told as what it is.
+  if (error == -EACCES) error = 0;
+  char text[16];
+  int length = std::snprintf(text, sizeof(text), "%d", pid);
+  for (uint32_t i = 0; i < worker.v1_count && error == 0; ++i) {
+    if (::write(fds.v1_procs[i], text, static_cast<size_t>(length)) < 0) error = -errno;
+  }
+  return error;
+}
+
+struct WorkerInProgress {
+  UniqueFd runner;  // pidfd
+  UniqueFd sync;
+  UniqueFd control;
+  UniqueFd user_ns;
+};
+
+int Fork(const Shared& shared, const wire::Worker& worker, const WorkerFds& fds, StepClock& clock,
+         WorkerInProgress& made) {
+  int sync[2], control[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sync) != 0)
+    return clock.Fail(Step::kCloneRunner, -errno);
+  made.sync.Reset(sync[0]);
+  UniqueFd sync_runner(sync[1]);
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) != 0)
+    return clock.Fail(Step::kCloneRunner, -errno);
+  made.control.Reset(control[0]);
+  UniqueFd control_runner(control[1]);
+  int pidfd = -1;
+  pid_t pid = os::Clone3(CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS,
+                         &pidfd, fds.agent_dir, SIGCHLD);
+  if (pid < 0) return clock.Fail(Step::kCloneRunner, -errno);
+  if (pid == 0) {
+    made.sync.Reset();
+    made.control.Reset();
+    ::close(shared.control);
+    RunRunner(shared, fds, sync_runner.Release(), control_runner.Release());
+  }
+  made.runner.Reset(pidfd);
+  clock.Done(Step::kCloneRunner);
+  char map[64];
+  std::snprintf(map, sizeof(map), "0 %u 1\n1 %u %u", worker.agent_uid, worker.id_base,
+                wire::kIdCount);
+  int error = WriteIdMaps(pid, map);
+  if (error != 0) return clock.Fail(Step::kMapAgent, error);
+  error = JoinGroups(worker, fds, pid);
+  if (error != 0) return clock.Fail(Step::kCgroups, error);
+  clock.Done(Step::kCgroups);
+  return 0;
+}
+
+int Conduct(uint64_t deadline, StepClock& clock, WorkerInProgress& made) {
+  wire::Reply stage;
+  int user_ns = -1;
+  size_t count = 1;
+  if (!SendGo(made.sync.get())) return clock.Fail(Step::kAgentProc, -EPIPE);
+  int error = AwaitReply(made.sync.get(), deadline, &stage, &user_ns, &count);
+  if (error == 0 && stage.failed == Step::kNone && count != 1) error = -EBADMSG;
+  if (count == 1) made.user_ns.Reset(user_ns);
+  if (error != 0) return clock.Fail(Step::kAgentProc, error);
+  clock.Append(stage);
+  if (stage.failed != Step::kNone) return clock.Fail(stage.failed, -stage.sys_errno);
+  UniqueFd dev;
+  error = MapDevTemplate(made.user_ns.get(), &dev);
+  if (error != 0) return clock.Fail(Step::kInitDev, error);
+  const int dev_fd = dev.get();
+  if (os::SendPacketRaw(made.sync.get(), "g", 1, &dev_fd, 1, 0) != 0)
+    return clock.Fail(Step::kStage, -EPIPE);
+  count = 0;
+  error = AwaitReply(made.sync.get(), deadline, &stage, nullptr, &count);
+  if (error != 0) return clock.Fail(Step::kStage, error);
+  clock.Append(stage);
+  return stage.failed == Step::kNone ? 0 : clock.Fail(stage.failed, -stage.sys_errno);
+}
+
+}  // namespace
+
+void RunnerViewPath(uint32_t index, char path[kViewPathBytes]) {
+  std::snprintf(path, kViewPathBytes, "/v%u", index);
+}
+
+int MakeWorker(const Shared& shared, const wire::Worker& worker, const int* fds, wire::Reply* reply,
+               int out[wire::kWorkerReplyFds]) {
+  StepClock clock(reply);
+  const WorkerFds named = {fds[0], fds[1], fds[2], fds + wire::kWorkerFixedFds};
+  WorkerInProgress made;
+  const uint64_t deadline = MonotonicUsec() + static_cast<uint64_t>(worker.timeout_ms) * 1000u;
+  int error = Fork(shared, worker, named, clock, made);
+  if (error == 0) error = Conduct(deadline, clock, made);
+  if (error != 0) {
+    if (made.runner.valid()) {
+      os::PidFdSendSignal(made.runner.get(), SIGKILL);
+      WaitReadable(made.runner.get(), MonotonicUsec() + kReapUsec);
+    }
+    return error;
+  }
+  out[0] = made.runner.Release();
+  out[1] = made.control.Release();
+  out[2] = made.user_ns.Release();
+  return 0;
+}
+
+}  // namespace dsec::spawn::stage

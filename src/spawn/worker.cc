@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spawn/worker.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include "os/fd_passing.h"
+#include "os/file.h"
+#include "spawn/plan.h"
+#include "spawn/reply.h"
+
+namespace dsec::spawn {
+namespace {
+
+Error Gone(const Error& error) {
+  if (!PeerGone(error) && error.sys_errno() != EPIPE && error.sys_errno() != ECONNRESET)
+    return error;
+  return Error(Code::kUnavailable, "spawn.worker_gone", "the runner has ended").WithErrno(EPIPE);
+}
+
+template <typename Request>
+Result<Answer> Ask(int control, const Request& request, std::span<const int> fds,
+                   runtime::Deadline deadline, const char* what) {
+  auto sent = os::SendPacket(control, BytesOf(request), fds);
+  if (!sent.ok()) return Gone(sent.error());
+  auto answer = AwaitReply(control, deadline, what);
+  if (!answer.ok()) return Gone(answer.error());
+  DSEC_TRY_VOID(CheckReply(answer->reply, "spawn.cell_failed", what));
+  return answer;
+}
+
+}  // namespace
+
+Result<void> FurnishWorker(int control, const std::vector<std::string>& targets,
+                           std::span<const int> mounts, runtime::Deadline deadline) {
+  if (targets.size() > wire::kMaxViews || targets.size() != mounts.size()) {
+    return Error(Code::kInvalidArgument, "spawn.bad_plan",
+                 fmt::format("{} views with {} mounts", targets.size(), mounts.size()));
+  }
+  auto views = std::make_unique<wire::Views>();
+  views->view_count = static_cast<uint32_t>(targets.size());
+  for (size_t i = 0; i < targets.size(); ++i) {
+    DSEC_TRY_VOID(CheckViewTarget(targets[i]));
+    std::memcpy(views->views[i], targets[i].data(), targets[i].size());
+  }
+  DSEC_TRY_VOID(Ask(control, *views, mounts, deadline, "furnishing a worker"));
+  return Ok();
+}
+
+Result<CellProcess> MakeCell(int control, uint64_t serial, const CellMounts& mounts,
+                             runtime::Deadline deadline) {
+  wire::Cell cell;
+  cell.serial = serial;
+  cell.has_dev = mounts.dev >= 0 ? 1 : 0;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.Remaining()).count();
+  cell.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(left, 1, 60'000));
+  const int fds[] = {mounts.root, mounts.shm, mounts.dev};
+  DSEC_TRY(auto answer,
+           Ask(control, cell, std::span(fds, 2 + cell.has_dev), deadline, "making a cell"));
+  if (answer.fds.size() != wire::kCellReplyFds) {
+    return Error(Code::kInternal, "spawn.bad_reply",
+                 fmt::format("{} descriptors", answer.fds.size()));
+  }
+  return CellProcess{std::move(answer.fds[0]), std::move(answer.fds[1]), std::move(answer.fds[2]),
+                     StepsOf(answer.reply)};
+}
+
+Result<CellReport> AwaitCellEnd(int control, uint64_t serial, runtime::Deadline deadline) {
+  DSEC_TRY(const bool ready, os::WaitReadable(control, deadline.at()));
+  if (!ready) return Late("the end of a cell");
+  auto packet = os::ReceivePacket(control, sizeof(wire::CellEnd));
+  if (!packet.ok()) return Gone(packet.error());
+  wire::CellEnd end;
+  if (packet->data.size() != sizeof(end)) {
+    return Error(Code::kInternal, "spawn.bad_reply",
+                 fmt::format("the end of a cell: {} bytes", packet->data.size()));
+  }
+  std::memcpy(&end, packet->data.data(), sizeof(end));
+  if (end.magic != wire::kCellEndMagic || end.version != wire::kVersion || end.serial != serial) {
+    return Error(Code::kInternal, "spawn.bad_reply", "the end of another cell");
+  }
+  CellReport report;
+  report.init_killed = !WIFEXITED(end.init_status);
+  report.network_renewed = end.network_renewed != 0;
+  if (end.cgroup_errno != 0) {
+    report.dirt = fmt::format("its cgroup stays: {}", std::strerror(end.cgroup_errno));
+  } else if (end.network_errno != 0) {
+    report.dirt = fmt::format("its network is unknown: {}", std::strerror(end.network_errno));
+  }
+  return report;
+}
+
+}  // namespace dsec::spawn
