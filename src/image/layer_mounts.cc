@@ -20,6 +20,7 @@
 namespace dsec::image {
 namespace {
 
+constexpr std::chrono::minutes kTrimPeriod{1};
 constexpr char kBdiFolder[] = "/sys/class/bdi";
 
 // The backing devices of file-backed EROFS mounts. Their numbers are a counter of the kernel and
@@ -59,6 +60,18 @@ Result<os::UniqueFd> MountErofs(const LayerFiles& files) {
 
 }  // namespace
 
+LayerMounts::LayerMounts(const LayerStore& store, LayerMountOptions options)
+    : store_(store), options_(options), trimmer_([this](const std::stop_token& stop) {
+        while (true) {
+          {
+            std::unique_lock lock(mutex_);
+            wake_.wait_for(lock, stop, kTrimPeriod, [] { return false; });
+          }
+          if (stop.stop_requested()) return;
+          Trim();
+        }
+      }) {}
+
 Result<std::shared_ptr<const MountedLayer>> LayerMounts::Acquire(const LayerId& id) {
   std::shared_ptr<Slot> slot;
   {
@@ -76,10 +89,7 @@ Result<std::shared_ptr<const MountedLayer>> LayerMounts::Mount(const LayerId& id
   DSEC_TRY(LayerFiles files, store_.OpenFiles(id));
   struct stat status;
   if (::fstat(files.meta.get(), &status) != 0) return StoreError("stat the metadata");
-  const Verified& known = slot.verified;
-  if (known.inode != status.st_ino || known.device != status.st_dev ||
-      known.size != status.st_size || known.changed.tv_sec != status.st_ctim.tv_sec ||
-      known.changed.tv_nsec != status.st_ctim.tv_nsec) {
+  if (!slot.verified.Is(status)) {
     DSEC_TRY(const std::string digest, Sha256File(files.meta.get(), nullptr));
     if (digest != files.manifest.meta.sha256) {
       return Error(Code::kInternal, "layer.corrupt", "meta.erofs does not have its digest");
@@ -87,9 +97,9 @@ Result<std::shared_ptr<const MountedLayer>> LayerMounts::Mount(const LayerId& id
     DSEC_TRY_VOID(CheckSuperblock(files.meta.get()));
     slot.verified = Verified{status.st_dev, status.st_ino, status.st_size, status.st_ctim};
   }
-  static std::mutex bdi_mutex;
-  os::UniqueFd mount;
-  {
+  auto mount = FindKept(id, slot.verified);
+  if (mount == nullptr) {
+    static std::mutex bdi_mutex;
     // Held over the mount alone: metadata is local, so it does not hang.
     const std::lock_guard lock(bdi_mutex);
     auto before = ErofsBackingDevices();
@@ -98,14 +108,74 @@ Result<std::shared_ptr<const MountedLayer>> LayerMounts::Mount(const LayerId& id
       return Error(Code::kInternal, "layer.mount_failed", mounted.error().message())
           .WithErrno(mounted.error().sys_errno());
     }
-    mount = *std::move(mounted);
+    mount = std::make_shared<const os::UniqueFd>(*std::move(mounted));
     auto set = before.ok() ? SetReadAhead(*before, options_.read_ahead_kib)
                            : Result<void>(std::move(before).error());
     if (!set.ok()) log::Warn("layer.read_ahead_not_set", {{"layer", id}, {"error", set.error()}});
   }
+  Keep({id, slot.verified, mount});
   auto layer = std::make_shared<const MountedLayer>(std::move(files), std::move(mount));
   slot.mount = layer;
   return layer;
+}
+
+bool LayerMounts::Verified::Is(const struct stat& status) const {
+  return inode == status.st_ino && device == status.st_dev && size == status.st_size &&
+         changed.tv_sec == status.st_ctim.tv_sec && changed.tv_nsec == status.st_ctim.tv_nsec;
+}
+
+std::shared_ptr<const os::UniqueFd> LayerMounts::FindKept(const LayerId& id, const Verified& meta) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(kept_, [&](const Kept& kept) {
+    return kept.id == id && kept.meta.inode == meta.inode && kept.meta.device == meta.device;
+  });
+  return found == kept_.end() ? nullptr : found->mount;
+}
+
+void LayerMounts::Keep(Kept kept) {
+  std::list<Kept> ended;  // unmounted after the lock is gone
+  const std::lock_guard lock(mutex_);
+  const auto known =
+      std::ranges::find_if(kept_, [&](const Kept& other) { return other.mount == kept.mount; });
+  if (known != kept_.end()) {
+    kept_.splice(kept_.begin(), kept_, known);
+  } else {
+    kept_.push_front(std::move(kept));
+  }
+  size_t idle = 0;
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    const auto next = std::next(it);
+    if (it->mount.use_count() == 1 && ++idle > options_.keep_idle)
+      ended.splice(ended.end(), kept_, it);
+    it = next;
+  }
+}
+
+size_t LayerMounts::idle() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<size_t>(
+      std::ranges::count_if(kept_, [](const Kept& kept) { return kept.mount.use_count() == 1; }));
+}
+
+void LayerMounts::Trim() {
+  std::list<Kept> idle;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Kept& kept : kept_) {
+      if (kept.mount.use_count() == 1) idle.push_back(kept);
+    }
+  }
+  // The store is asked without the lock, since it may hang.
+  std::erase_if(idle, [&](const Kept& kept) { return store_.OpenFiles(kept.id).ok(); });
+  std::list<Kept> ended;
+  const std::lock_guard lock(mutex_);
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    const auto next = std::next(it);
+    const bool gone =
+        std::ranges::any_of(idle, [&](const Kept& removed) { return removed.mount == it->mount; });
+    if (gone) ended.splice(ended.end(), kept_, it);
+    it = next;
+  }
 }
 
 size_t LayerMounts::mounted() const {

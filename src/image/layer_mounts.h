@@ -3,10 +3,14 @@
 
 #include <sys/stat.h>
 
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "base/id.h"
 #include "base/result.h"
@@ -23,38 +27,48 @@ namespace dsec::image {
 // decide, so programs with setuid work in a sandbox; whoever mounts the overlay sets nodev there.
 class MountedLayer {
  public:
-  MountedLayer(LayerFiles files, os::UniqueFd mount)
+  MountedLayer(LayerFiles files, std::shared_ptr<const os::UniqueFd> mount)
       : files_(std::move(files)), mount_(std::move(mount)) {}
-  int fd() const { return mount_.get(); }  // O_PATH
+  int fd() const { return mount_->get(); }  // O_PATH
   const LayerInfo& info() const { return files_.info; }
 
  private:
   LayerFiles files_;
-  os::UniqueFd mount_;
+  std::shared_ptr<const os::UniqueFd> mount_;
 };
 
 struct LayerMountOptions {
   // Readahead of each mount. What reads run into decides: the kernel's 128 KiB make a cluster file
   // system do small reads.
   uint32_t read_ahead_kib = 1024;
+  // Mounts kept after their last use, the least recently used going first: the next sandbox of the
+  // layer finds its page cache warm and spares the mount. A kept mount does not count as a use of
+  // the layer.
+  size_t keep_idle = 64;
 };
 
 // The mounts of one store on this node: one EROFS mount a layer however many sandboxes use it,
 // which is what shares the page cache among them. Needs Linux 6.12 (file-backed EROFS).
 // Thread-safe; blocks on the file system of the store, calls for different layers do not wait for
 // one another.
+//
+// A kept mount of a layer that was removed holds its files, and so their room on disk, until a
+// thread of this object finds that out: it looks each minute.
 class LayerMounts {
  public:
   // `store` must outlive this object.
-  explicit LayerMounts(const LayerStore& store, LayerMountOptions options = {})
-      : store_(store), options_(options) {}
+  explicit LayerMounts(const LayerStore& store, LayerMountOptions options = {});
 
   // The mount that exists, or a new one after the digest of its metadata has been checked (again
   // only when the file has changed since). kNotFound "layer.not_found", kInternal "layer.corrupt",
   // "layer.mount_failed".
   Result<std::shared_ptr<const MountedLayer>> Acquire(const LayerId& id);
-  // Layers mounted by this object now.
+  // Layers in use through this object now.
   size_t mounted() const;
+  // Mounts that are kept without a use.
+  size_t idle() const;
+  // What the thread does: ends what is kept of layers that have been removed.
+  void Trim();
 
  private:
   // What identified the metadata file when its digest was found right.
@@ -63,6 +77,13 @@ class LayerMounts {
     ino_t inode = 0;
     off_t size = 0;
     timespec changed = {};
+    bool Is(const struct stat& status) const;
+  };
+  // One mount and what it shows. Several MountedLayers may have it one after the other.
+  struct Kept {
+    LayerId id;
+    Verified meta;
+    std::shared_ptr<const os::UniqueFd> mount;
   };
   struct Slot {
     std::mutex mutex;
@@ -71,11 +92,17 @@ class LayerMounts {
   };
 
   Result<std::shared_ptr<const MountedLayer>> Mount(const LayerId& id, Slot& slot);
+  // The kept mount of this very file, or null.
+  std::shared_ptr<const os::UniqueFd> FindKept(const LayerId& id, const Verified& meta);
+  void Keep(Kept kept);
 
   const LayerStore& store_;
   LayerMountOptions options_;
   mutable std::mutex mutex_;
   std::map<LayerId, std::shared_ptr<Slot>> slots_;
+  std::list<Kept> kept_;  // most recently used first
+  std::condition_variable_any wake_;
+  std::jthread trimmer_;  // last: it uses all of the above
 };
 
 }  // namespace dsec::image

@@ -514,6 +514,45 @@ TEST_F(StoreTest, Mount_IsSharedDetachedAndEndsWithItsLastOwner) {
   EXPECT_EQ(Acquire(mounts, id)->info().id, id);
 }
 
+TEST_F(StoreTest, KeptMount_IsUsedAgainAndStandsInNobodysWay) {
+  FillSource();
+  const LayerId id = BuildId(SourceKind::kDirectory, Source());
+  LayerMounts mounts(*store_);
+  const auto device = [&] {
+    struct stat root;
+    EXPECT_EQ(::fstat(Acquire(mounts, id)->fd(), &root), 0);
+    return root.st_dev;
+  };
+  const dev_t first = device();
+  EXPECT_EQ(mounts.idle(), 1U);
+  EXPECT_EQ(device(), first);
+  mounts.Trim();
+  EXPECT_EQ(mounts.idle(), 1U);
+  EXPECT_TRUE(store_->Remove(id.str()).ok());
+  EXPECT_EQ(mounts.Acquire(id).error().reason(), "layer.not_found");
+  mounts.Trim();
+  EXPECT_EQ(mounts.idle(), 0U);
+}
+
+TEST_F(StoreTest, KeptMounts_AreBounded) {
+  FillSource();
+  const LayerId one = BuildId(SourceKind::kDirectory, Source());
+  Shell("echo more > " + Source() + "/more");
+  const LayerId two = BuildId(SourceKind::kDirectory, Source());
+  LayerMounts mounts(*store_, {.keep_idle = 1});
+  Acquire(mounts, one).reset();
+  auto held = Acquire(mounts, two);
+  EXPECT_EQ(mounts.idle(), 1U);
+  held.reset();
+  Acquire(mounts, one).reset();
+  Acquire(mounts, two).reset();
+  EXPECT_LE(mounts.idle(), 2U);  // the last use is over after the bound was looked at
+  LayerMounts none(*store_, {.keep_idle = 0});
+  Acquire(none, one).reset();
+  held = Acquire(none, two);
+  EXPECT_EQ(none.idle(), 0U);
+}
+
 TEST_F(StoreTest, ConcurrentAcquires_MakeOneMount) {
   FillSource();
   const LayerId id = BuildId(SourceKind::kDirectory, Source());
