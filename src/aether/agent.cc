@@ -19,7 +19,6 @@ namespace {
 namespace abi = spawn::abi;
 
 constexpr char kService[] = "dsec.v1.Aether";
-constexpr char kEntrypoint[] = "entrypoint";
 constexpr uint64_t kMaxGraceMs = 3600 * 1000;
 // Memory that a burst has left in the heap goes back to the kernel this long after it; an idle
 // agent has no timer.
@@ -166,14 +165,8 @@ void Agent::Hello(Server::Call& call) {
     if (!defaults.ok()) return call.respond(std::move(defaults).error());
     *call.authenticated = true;
     execs_->SetDefaults(std::move(*defaults));
-    if (execs_->root() >= 0) {
-      StartEntrypoint(request);
-      return FinishHello(call.respond);
-    }
-    waiting_hellos_.push_back([this, request, respond = call.respond](Result<std::string> result) {
-      StartEntrypoint(request);
-      respond(std::move(result));
-    });
+    if (execs_->root() >= 0) return FinishHello(call.respond);
+    waiting_hellos_.push_back(call.respond);
   });
 }
 
@@ -183,17 +176,6 @@ void Agent::FinishHello(const Server::Respond& respond) {
   reply.set_execs_running(execs_->running());
   reply.set_boot_nonce(boot_nonce_);
   respond(reply.SerializeAsString());
-}
-
-void Agent::StartEntrypoint(const v1::HelloRequest& hello) {
-  if (hello.entrypoint_size() == 0 || entrypoint_started_) return;
-  entrypoint_started_ = true;
-  v1::ExecRequest request;
-  request.set_op_id(kEntrypoint);
-  for (const std::string& argument : hello.entrypoint()) request.add_argv(argument);
-  request.set_detached(true);
-  // Its end, also one before its start, is found by ListExecs and Poll.
-  execs_->Start(std::move(request), 0, [](const Result<v1::ExecReply>&) {});
 }
 
 void Agent::Dispatch(Server::Call& call) {

@@ -36,7 +36,6 @@ class Agent {
   void Dispatch(Server::Call& call);
   void Hello(Server::Call& call);
   void FinishHello(const Server::Respond& respond);
-  void StartEntrypoint(const v1::HelloRequest& hello);
   void OnLost(const std::string& why);
   void OnIdle();
 
@@ -56,7 +55,6 @@ class Agent {
   os::UniqueFd init_pidfd_;
   FdWatch init_watch_;
   std::vector<Server::Respond> waiting_hellos_;  // until init is ready
-  bool entrypoint_started_ = false;
   std::string lost_;
   Timer stop_;
   Timer trim_;

@@ -444,24 +444,6 @@ TEST_F(Exec, Case072_CpuTime_OfTheWholeTreeOnly) {
   EXPECT_LT(next.result.user_usec() + next.result.system_usec(), 100000u);
 }
 
-TEST_F(Exec, Entrypoint_IsStartedByHelloOnce) {
-  v1::HelloRequest hello;
-  hello.add_entrypoint("sh");
-  hello.add_entrypoint("-c");
-  hello.add_entrypoint("exit 5");
-  Make({}, hello);
-  v1::PollRequest poll;
-  poll.set_op_id("entrypoint");
-  poll.set_wait_ms(5000);
-  v1::ExecReply reply = Call<v1::ExecReply>("Poll", poll);
-  EXPECT_FALSE(reply.running());
-  EXPECT_EQ(reply.result().exit_code(), 5);
-  ASSERT_TRUE(box_->Connect().ok());
-  v1::ListExecsReply list = Call<v1::ListExecsReply>("ListExecs", v1::Empty());
-  ASSERT_EQ(list.execs_size(), 1);
-  EXPECT_EQ(list.execs(0).argv(2), "exit 5");
-}
-
 TEST_F(Exec, WrongToken_ClosesTheChannel) {
   auto stranger = testing::Client::Connect(box_->sandbox().socket_path());
   ASSERT_TRUE(stranger.ok());

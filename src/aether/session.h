@@ -17,26 +17,24 @@ namespace dsec::aether {
 // persist from command to command. How it works, and what a command cannot break:
 //
 // - The shell reads its script from a FIFO `in` in a directory of a private tmpfs that only the
-// session's processes and the
-//   agent can reach (by descriptor: it is mounted nowhere). For each command the agent writes the
-//   text to `cmd` and two lines to `in`: one that sources `cmd` with its own output FIFOs, one that
-//   makes an empty file named after `$?`, by a redirection of a function definition, which is no
-//   simple command: no name is looked up that a function or alias could replace, and no DEBUG or
-//   ERR trap runs. The agent sees the file by inotify. Nothing that is printed is ever looked at.
-// - `cmd` is sourced, not pasted: unfinished quotes, heredocs and blocks end with it as a syntax
-// error.
+//   session's processes and the agent can reach (by descriptor: it is mounted nowhere). For
+//   each command the agent writes the text to `cmd` and two lines to `in`: one that sources
+//   `cmd` with its own output FIFOs, one that makes an empty file named after `$?`, by a
+//   redirection of a function definition, which is no simple command: no name is looked up that
+//   a function or alias could replace, and no DEBUG or ERR trap runs. The agent sees the file
+//   by inotify. Nothing that is printed is ever looked at.
+// - `cmd` is sourced, not pasted: unfinished quotes, heredocs and blocks end with it as a
+//   syntax error.
 // - That the shell has come back for more is seen from the FIFO itself (one page long: it turns
-// writable when all is read). A
-//   shell that comes back without a status has lost its way (`set -n`, a closed descriptor) and is
-//   replaced, with notice.
+//   writable when all is read). A shell that comes back without a status has lost its way (`set
+//   -n`, a closed descriptor) and is replaced, with notice.
 // - Each command runs in a cgroup that holds the shell and that command's processes only. To
-// interrupt it the shell is
-//   moved out, the cgroup killed, and bash made to return from `cmd` by a trap on kInterruptSignal
-//   that turns every further command of it into `return`. Other shells are killed with their
-//   command; so is a bash that does not come back in kInterruptGrace. The next command starts a
-//   fresh shell, and its result says so.
+//   interrupt it the shell is moved out, the cgroup killed, and bash made to return from `cmd`
+//   by a trap on kInterruptSignal that turns every further command of it into `return`. Other
+//   shells are killed with their command; so is a bash that does not come back in
+//   kInterruptGrace. The next command starts a fresh shell, and its result says so.
 // - `exit`, `exec program` and errors under `set -e` end the shell as they would anywhere; the
-// result is the shell's end.
+//   result is the shell's end.
 //
 // Limits: `$?` survives from command to command, `$_` and LINENO do not; a trap on DEBUG does not
 // reach into `cmd` unless functrace is set; `set -x` shows commands one level deeper; an RETURN or

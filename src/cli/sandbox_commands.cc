@@ -315,12 +315,16 @@ void Doctor(Context& context) {
   if (!api) return;
   auto node = CallJson(*api, "GET", "/v1/node");
   if (!node.ok()) return context.Fail(node.error());
+  const auto capabilities = node->value("capabilities", json::array());
+  const bool all = std::ranges::all_of(
+      capabilities, [](const json& capability) { return capability.value("ok", false); });
+  context.exit_code = all ? 0 : 1;
   if (context.json) {
     std::puts(node->dump(2).c_str());
     return;
   }
   std::vector<std::vector<std::string>> rows;
-  for (const auto& row : node->value("capabilities", json::array())) {
+  for (const auto& row : capabilities) {
     rows.push_back({row.value("name", ""), row.value("ok", false) ? "yes" : "NO",
                     row.value("used", ""), row.value("detail", "")});
   }
@@ -450,7 +454,8 @@ void AddSandboxCommands(CLI::App& app, Context& context) {
   events->add_flag("--follow,-f", *follow, "Wait for more");
   events->callback([&context, id, after, follow] { Events(context, *id, *after, *follow); });
 
-  app.add_subcommand("doctor", "What this node uses, lacks, and what that costs")
+  app.add_subcommand("doctor",
+                     "What this node uses, lacks, and what that costs; fails if it lacks anything")
       ->callback([&context] { Doctor(context); });
 }
 

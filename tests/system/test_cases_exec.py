@@ -14,7 +14,7 @@ import time
 import pytest
 
 from libdsec import Exited, Killed, Signaled, SpawnError, Timeout, errors
-from support import DSEC, ROOT, pause, sandbox, wait_until
+from support import DSEC, ROOT, args, pause, sandbox, wait_until
 
 
 @pytest.mark.parametrize("tty", [False, True])
@@ -347,7 +347,7 @@ def test_case_020_keepalives_flow(node, shared):
 
 
 def test_case_022_graceful_stop_with_bounded_escalation(client):
-    box = client.run_container(__import__("support").args())
+    box = client.run_container(args())
     box.start(script="trap '' TERM; sh -c 'trap \"\" TERM; sleep 1000' & wait; sleep 1000")
     wait_until(lambda: b"sleep" in box.run_shell("cat /proc/*/comm").stdout, 5, "both run")
     started = time.monotonic()
@@ -356,7 +356,7 @@ def test_case_022_graceful_stop_with_bounded_escalation(client):
 
 
 def test_case_022_stop_during_an_exec_ends_it_typed(client):
-    box = client.run_container(__import__("support").args())
+    box = client.run_container(args())
     results = []
     runner = threading.Thread(target=lambda: results.append(box.run_shell("echo up > /tmp/up; sleep 100")))
     runner.start()

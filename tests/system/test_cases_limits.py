@@ -214,6 +214,8 @@ def test_case_066_quota_that_cannot_be_enforced(layers):
         with node_on(disk, layers, "noquota", program=program, disk_reserve_bytes=0) as (node, client):
             (quota,) = [item for item in client.node()["capabilities"] if item["name"] == "disk_quota"]
             assert (quota["used"], quota["ok"]) == ("none", False) and "btrfs-progs" in quota["detail"], quota
+            doctor = node.cli("doctor")
+            assert doctor.returncode == 1 and b"btrfs-progs" in doctor.stdout, doctor
             for limit in (100, None):  # what the node would take by default is a limit too
                 with pytest.raises(errors.UnsupportedError) as caught:
                     client.run_container(args(disk_limit_mb=limit))

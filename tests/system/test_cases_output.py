@@ -11,7 +11,7 @@ import time
 import pytest
 
 from libdsec import Exited, Signaled, Timeout, errors
-from support import MIB, sandbox, wait_until
+from support import MIB, args, sandbox, wait_until
 
 
 def test_case_026_endless_output_is_bounded(node, client):
@@ -100,7 +100,7 @@ def test_case_034_floods_take_no_disk_and_bounded_memory(node, client):
         return sum(p.stat().st_blocks * 512 for p in folder.rglob("*") if p.is_file() and p.name != "scratch.img")
 
     before = size_of(node.folder)
-    boxes = [client.run_container(__import__("support").args()) for _ in range(6)]
+    boxes = [client.run_container(args()) for _ in range(6)]
     try:
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             results = list(pool.map(lambda b: b.run_shell("head -c 209715200 /dev/zero"), boxes))
