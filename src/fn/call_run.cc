@@ -62,6 +62,7 @@ Error CallRun::ExecFault(std::string_view step, const Error& error) {
 
 runtime::Task<v1::FnResult> CallRun::Execute() {
   auto done = co_await Steps();
+  held_.Release();
   result_.set_queue_usec(static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(queued_).count()));
   result_.set_attempts(std::max(1u, faults_ + (exhausted_ ? 0 : 1)));
@@ -82,10 +83,10 @@ runtime::Task<void> CallRun::Steps() {
   if (compiles) {
     DSEC_CO_TRY(compile_limits_, engine_.backend.Normalize(
                                      MergeLimits(call_.compile_limits(), type_.compile().limits()),
-                                     "compile_limits."));
+                                     "compile_limits"));
   }
   DSEC_CO_TRY(run_limits_, engine_.backend.Normalize(
-                               MergeLimits(call_.limits(), type_.run().limits()), "limits."));
+                               MergeLimits(call_.limits(), type_.run().limits()), "limits"));
   if (call_.gpu().count() > 0) DSEC_CO_TRY_VOID(engine_.gpus.CheckPossible(call_.gpu()));
   auto resolved = co_await engine_.environments.Resolve(
       call_.has_environment() ? call_.environment() : type_.environment(),
@@ -273,6 +274,8 @@ runtime::Task<std::shared_ptr<const Compiled>> CallRun::CompileNow() {
               fmt::format("compile: {} ended with {}, as when a program of it cannot be found",
                           type_.compile().argv(0), step.exit_code())));
   }
+  // A call that waits for devices keeps no worker from those that hold some.
+  if (call_.gpu().count() > 0 || call_.compile_only()) held_.Release();
   auto compiled = std::make_shared<Compiled>();
   if (step.verdict() != v1::FN_OK) {
     step.set_verdict(v1::FN_COMPILE_ERROR);
@@ -357,6 +360,7 @@ runtime::Task<bool> CallRun::RunWith(std::shared_ptr<const Compiled> compiled) {
     result_.set_message(error.message());
     co_return true;
   }
+  held_.Release();
   engine_.metrics.run_seconds.Observe(Seconds(report->step.wall_usec()));
   for (sandbox::FnFetched& fetched : report->files) {
     v1::FnFile file;
@@ -448,8 +452,8 @@ runtime::Task<FnReport> CallRun::StepOnce(std::shared_ptr<Pools::Pool> pool, con
   tried_ = false;
   const MonoTime start = std::chrono::steady_clock::now();
   Pools::Request request{call_.principal(), begun_};
-  auto lease =
-      co_await engine_.pools.Acquire(std::move(pool), std::move(request), Deadline::Never());
+  auto lease = co_await engine_.pools.Acquire(std::move(pool), std::move(request), std::move(held_),
+                                              Deadline::Never());
   queued_ += Since(start);
   if (!lease.ok()) {
     if (lease.error().reason() == "fn.no_worker") co_return Fault(std::move(lease).error());
@@ -458,13 +462,9 @@ runtime::Task<FnReport> CallRun::StepOnce(std::shared_ptr<Pools::Pool> pool, con
   begun_ = true;
   std::vector<std::unique_ptr<v1::FnFile>> loaded;
   FnRun attempt = run;
-  auto with_content = co_await Load(files, &loaded);
-  if (!with_content.ok()) {
-    lease->Return();
-    co_return std::move(with_content).error();
-  }
-  attempt.files = std::move(*with_content);
+  DSEC_CO_TRY(attempt.files, co_await Load(files, &loaded));
   if (lease->used_before()) engine_.metrics.reused.Add();
+  lease->SetUsed();
   engine_.metrics.running.Add(1);
   auto report = co_await lease->worker().Run(
       std::move(attempt), Deadline::After(std::chrono::milliseconds(run.limits.wall_ms()) +
@@ -472,25 +472,29 @@ runtime::Task<FnReport> CallRun::StepOnce(std::shared_ptr<Pools::Pool> pool, con
   engine_.metrics.running.Add(-1);
   if (!report.ok()) {
     if (report.error().reason() == kExecFailed) {
-      lease->Return();
+      lease->SetClean();
       co_return std::move(report).error();
     }
-    lease->Discard(CauseOf(report.error()));
     tried_ = report.error().code() != Code::kCancelled;
-    if (tried_) log::Warn("fn.step_failed", {{"error", report.error()}});
+    if (tried_) {
+      log::Warn("fn.step_failed", {{"worker", lease->worker().name()}, {"error", report.error()}});
+    }
+    lease->Discard(CauseOf(report.error()));
     co_return std::move(report).error();
+  }
+  const v1::FnVerdict verdict = report->step.verdict();
+  if (verdict == v1::FN_INFRASTRUCTURE || verdict == v1::FN_VERDICT_UNSPECIFIED) {
+    tried_ = true;
+    lease->Discard(Pools::Cause::kBroken);
+    co_return Error(Code::kUnavailable, "fn.step_failed",
+                    report->dirt.empty() ? "the worker gave no verdict" : report->dirt);
   }
   if (report->dirty) {
     log::Warn("fn.worker_dirty", {{"worker", lease->worker().name()}, {"why", report->dirt}});
     lease->Discard(Pools::Cause::kDirty);
   } else {
-    lease->Return();
-  }
-  if (report->step.verdict() == v1::FN_INFRASTRUCTURE ||
-      report->step.verdict() == v1::FN_VERDICT_UNSPECIFIED) {
-    tried_ = true;
-    co_return Error(Code::kUnavailable, "fn.step_failed",
-                    report->dirt.empty() ? "the worker gave no verdict" : report->dirt);
+    lease->SetClean();
+    held_ = std::move(*lease);
   }
   co_return report;
 }

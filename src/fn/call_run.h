@@ -83,6 +83,8 @@ class CallRun {
   v1::FnResult result_;
   std::string key_;      // of the compile
   bool cached_ = false;  // the compile was not run by this call
+  // The worker of the last step, until the next one is in line or there is none.
+  Pools::Lease held_;
   std::chrono::nanoseconds queued_{};
   bool begun_ = false;  // has had a worker
   bool tried_ = false;  // the last step failed on a worker: another may do better

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "dsec/v1/edge.pb.h"
 #include "dsec/v1/fncall.pb.h"
 #include "runtime/deadline.h"
 #include "runtime/task.h"
@@ -42,6 +43,8 @@ class FnApi {
                                                  runtime::Deadline deadline) = 0;
 
   virtual std::vector<v1::FnPoolInfo> Pools() const = 0;
+  // What the node has for calls, lacks, and what could not be loaded.
+  virtual std::vector<v1::Capability> Capabilities() const { return {}; }
 };
 
 }  // namespace dsec::fn

@@ -89,7 +89,7 @@ FnService::FnService(FnOptions options, runtime::Shards& shards, sandbox::FnBack
       backend_(backend),
       metrics_(*options_.metrics),
       gpu_capabilities_(GpuCapabilities(gpus)),
-      pools_(options_.pools, backend, home_, background_, metrics_),
+      pools_(options_.pools, *options_.clock, backend, home_, background_, metrics_),
       gpus_(std::move(gpus), options_.gpu_shared_max),
       cache_(options_.compile_cache_entries, options_.compile_cache_bytes),
       environments_(backend, *options_.clock, options_.environment_age),

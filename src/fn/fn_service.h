@@ -48,8 +48,6 @@ class FnService final : public FnApi {
   // After the shards were stopped: destroys what of this object lives on them.
   void LetGo();
 
-  // What the backend has, the devices, and task types that could not be loaded. Any shard.
-  std::vector<v1::Capability> Capabilities() const;
   // What is done each `tick`; for tests that move the clock by hand.
   runtime::Task<void> Tick();
 
@@ -61,6 +59,7 @@ class FnService final : public FnApi {
   runtime::Task<std::string> PutArtifact(std::string bytes, runtime::Deadline deadline) override;
   runtime::Task<std::string> GetArtifact(std::string digest, runtime::Deadline deadline) override;
   std::vector<v1::FnPoolInfo> Pools() const override;
+  std::vector<v1::Capability> Capabilities() const override;
 
  private:
   using OpPtr = std::shared_ptr<Op>;

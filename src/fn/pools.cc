@@ -65,9 +65,7 @@ class Pools::Pool {
   size_t total = 0;  // those being made included
   size_t making = 0;
   uint32_t failures = 0;  // of makes, in a row
-  MonoTime retry_at{};
-  std::chrono::milliseconds backoff{};
-  bool retry_set = false;
+  bool backing_off = false;
   std::shared_ptr<Figures> figures;
 
   size_t Max(const PoolsOptions& options) const {
@@ -91,9 +89,10 @@ std::string PoolSpec::Key() const {
   return digest.Finish();
 }
 
-Pools::Pools(PoolsOptions options, sandbox::FnBackend& backend, runtime::Executor home,
-             runtime::Gate& background, FnMetrics& metrics)
+Pools::Pools(PoolsOptions options, const Clock& clock, sandbox::FnBackend& backend,
+             runtime::Executor home, runtime::Gate& background, FnMetrics& metrics)
     : options_(options),
+      clock_(clock),
       backend_(backend),
       home_(std::move(home)),
       background_(background),
@@ -173,7 +172,7 @@ void Pools::Leave(Waiter& waiter) {
   Show(*waiter.pool);
 }
 
-runtime::Task<Pools::Lease> Pools::Acquire(std::shared_ptr<Pool> pool, Request request,
+runtime::Task<Pools::Lease> Pools::Acquire(std::shared_ptr<Pool> pool, Request request, Lease held,
                                            Deadline deadline) {
   if (draining_ || (refusing_ && !request.begun)) co_return Stopping();
   if (pool->line.empty()) {
@@ -184,6 +183,7 @@ runtime::Task<Pools::Lease> Pools::Acquire(std::shared_ptr<Pool> pool, Request r
   std::get<0>(waiter.place) = !request.begun;
   const Place place{*this, waiter};
   DSEC_CO_TRY_VOID(Enter(*pool, waiter));
+  held.Release();
   Dispatch(*pool);
   auto woken = co_await waiter.done.Wait(deadline);
   if (!woken.ok()) {
@@ -221,7 +221,7 @@ void Pools::GiveBack(std::shared_ptr<Worker> worker) {
   Dispatch(pool);
 }
 
-void Pools::Remove(const std::shared_ptr<Worker>& worker, Cause cause) {
+void Pools::Remove(std::shared_ptr<Worker> worker, Cause cause) {
   if (std::exchange(worker->gone, true)) return;
   Pool& pool = *worker->pool;
   std::erase(pool.idle, worker);
@@ -261,7 +261,7 @@ void Pools::Dispatch(Pool& pool) {
 bool Pools::WantsWorker(const Pool& pool) const { return pool.line.size() > pool.making; }
 
 bool Pools::MayGrow(const Pool& pool) const {
-  return pool.total < pool.Max(options_) && (pool.failures == 0 || Now() >= pool.retry_at);
+  return pool.total < pool.Max(options_) && !pool.backing_off;
 }
 
 void Pools::Grow() {
@@ -341,11 +341,8 @@ boost::asio::awaitable<void> Pools::Make(std::shared_ptr<Pool> pool) {
   if (!made.ok()) {
     --pool->total;
     --total_;
-    MakeFailed(*pool, made.error());
     Show(*pool);
-    if (pool->failures > 0 && !std::exchange(pool->retry_set, true)) {
-      (void)runtime::Spawn(background_, home_, RetryLater(pool));
-    }
+    MakeFailed(pool, made.error());
     Grow();
     co_return;
   }
@@ -362,26 +359,29 @@ boost::asio::awaitable<void> Pools::Make(std::shared_ptr<Pool> pool) {
   Refill(pool);
 }
 
-void Pools::MakeFailed(Pool& pool, const Error& error) {
+void Pools::MakeFailed(const std::shared_ptr<Pool>& pool, const Error& error) {
   metrics_.make_failures.Add();
   log::Warn(
       "fn.worker_not_made",
-      {{"base", pool.spec.environment.base()}, {"failures", pool.failures}, {"error", error}});
-  if (IsRequestError(error)) return RefuseWaiters(pool, error);
+      {{"base", pool->spec.environment.base()}, {"failures", pool->failures}, {"error", error}});
+  if (IsRequestError(error)) return RefuseWaiters(*pool, error);
   const auto backoff = std::min<std::chrono::milliseconds>(
-      options_.make_backoff_max, options_.make_backoff_min * (1ll << std::min(pool.failures, 20u)));
-  ++pool.failures;
-  pool.retry_at = Now() + backoff;
-  pool.backoff = backoff;
-  if (pool.failures < options_.make_attempts || pool.total > pool.making) return;
-  RefuseWaiters(pool, Error(Code::kUnavailable, "fn.no_worker",
-                            fmt::format("no worker can be made: {}", error.ToString())));
+      options_.make_backoff_max,
+      options_.make_backoff_min * (1ll << std::min(pool->failures, 20u)));
+  ++pool->failures;
+  if (!std::exchange(pool->backing_off, true)) {
+    (void)runtime::Spawn(background_, home_, RetryLater(pool, backoff));
+  }
+  if (pool->failures < options_.make_attempts || pool->total > pool->making) return;
+  RefuseWaiters(*pool, Error(Code::kUnavailable, "fn.no_worker",
+                             fmt::format("no worker can be made: {}", error.ToString())));
 }
 
-boost::asio::awaitable<void> Pools::RetryLater(std::shared_ptr<Pool> pool) {
-  auto woken = co_await stopping_.Wait(Deadline::After(pool->backoff));
-  pool->retry_set = false;
-  if (woken.ok()) co_return;
+boost::asio::awaitable<void> Pools::RetryLater(std::shared_ptr<Pool> pool,
+                                               std::chrono::milliseconds backoff) {
+  auto stopped = co_await stopping_.Wait(Deadline::After(backoff));
+  if (stopped.ok() || let_go_) co_return;
+  pool->backing_off = false;
   Grow();
   Refill(pool);
 }
@@ -490,25 +490,31 @@ Pools::Lease::Lease(Pools* pools, std::shared_ptr<Worker> worker)
     : pools_(pools), worker_(std::move(worker)) {}
 
 Pools::Lease::Lease(Lease&& other) noexcept
-    : pools_(std::exchange(other.pools_, nullptr)), worker_(std::move(other.worker_)) {}
+    : pools_(other.pools_), worker_(std::move(other.worker_)), clean_(other.clean_) {}
 
 Pools::Lease& Pools::Lease::operator=(Lease&& other) noexcept {
   std::swap(pools_, other.pools_);
   std::swap(worker_, other.worker_);
+  std::swap(clean_, other.clean_);
   return *this;
 }
 
-Pools::Lease::~Lease() {
-  if (worker_ != nullptr) Discard(Cause::kFailed);
+void Pools::Lease::Release() {
+  if (worker_ == nullptr) return;
+  if (clean_) {
+    pools_->GiveBack(std::exchange(worker_, nullptr));
+  } else {
+    Discard(Cause::kFailed);
+  }
 }
 
 sandbox::FnWorker& Pools::Lease::worker() const { return *worker_->worker; }
 
 bool Pools::Lease::used_before() const { return worker_->steps > 0; }
 
-void Pools::Lease::Return() {
+void Pools::Lease::SetUsed() {
   ++worker_->steps;
-  pools_->GiveBack(std::exchange(worker_, nullptr));
+  clean_ = false;
 }
 
 void Pools::Lease::Discard(Cause cause) {

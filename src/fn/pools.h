@@ -48,7 +48,6 @@ struct PoolsOptions {
   std::chrono::milliseconds patience{250};
   // A worker prepares its next call when one has ended: those that were idle for so long are ready.
   std::chrono::milliseconds settle{20};
-  const Clock* clock = &Clock::System();
 };
 
 // Workers and the line in front of them. Every pool has a line of its own; its order is fair
@@ -67,8 +66,8 @@ class Pools {
   class Lease;
 
   // `background` counts the coroutines that make and watch workers.
-  Pools(PoolsOptions options, sandbox::FnBackend& backend, runtime::Executor home,
-        runtime::Gate& background, FnMetrics& metrics);
+  Pools(PoolsOptions options, const Clock& clock, sandbox::FnBackend& backend,
+        runtime::Executor home, runtime::Gate& background, FnMetrics& metrics);
   ~Pools();
   Pools(const Pools&) = delete;
   Pools& operator=(const Pools&) = delete;
@@ -84,7 +83,9 @@ class Pools {
   };
   // A worker for one step. kResourceExhausted fn.queue_full; kUnavailable edge.stopping; kNotFound
   // and kInvalidArgument of the environment; kUnavailable fn.no_worker: none can be made now.
-  runtime::Task<Lease> Acquire(std::shared_ptr<Pool> pool, Request request,
+  // `held`, the worker of the call's step before or none, goes back as soon as the call is in line,
+  // so that no other comes between.
+  runtime::Task<Lease> Acquire(std::shared_ptr<Pool> pool, Request request, Lease held,
                                runtime::Deadline deadline);
 
   // Ends workers that were idle for too long, makes those that a pool's minimum asks for, drops
@@ -118,14 +119,14 @@ class Pools {
     uint64_t last_tag = 0;
   };
 
-  MonoTime Now() const { return options_.clock->Mono(); }
+  MonoTime Now() const { return clock_.Mono(); }
   Result<void> Enter(Pool& pool, Waiter& waiter);
   void Leave(Waiter& waiter);
   void RefuseWaiters(Pool& pool, const Error& error);
   std::shared_ptr<Worker> TakeIdle(Pool& pool);
   void GiveBack(std::shared_ptr<Worker> worker);
   // Takes a worker out of its pool; Retire also lets others use the room.
-  void Remove(const std::shared_ptr<Worker>& worker, Cause cause);
+  void Remove(std::shared_ptr<Worker> worker, Cause cause);
   void Retire(const std::shared_ptr<Worker>& worker, Cause cause);
   // Hands idle workers of the pool to its line, then lets pools grow.
   void Dispatch(Pool& pool);
@@ -139,12 +140,14 @@ class Pools {
   void Refill(const std::shared_ptr<Pool>& pool);
   void StartMake(const std::shared_ptr<Pool>& pool);
   boost::asio::awaitable<void> Make(std::shared_ptr<Pool> pool);
-  void MakeFailed(Pool& pool, const Error& error);
-  boost::asio::awaitable<void> RetryLater(std::shared_ptr<Pool> pool);
+  void MakeFailed(const std::shared_ptr<Pool>& pool, const Error& error);
+  boost::asio::awaitable<void> RetryLater(std::shared_ptr<Pool> pool,
+                                          std::chrono::milliseconds backoff);
   boost::asio::awaitable<void> Watch(std::shared_ptr<Worker> worker);
   void Show(Pool& pool);
 
   const PoolsOptions options_;
+  const Clock& clock_;
   sandbox::FnBackend& backend_;
   const runtime::Executor home_;
   runtime::Gate& background_;
@@ -164,18 +167,22 @@ class Pools {
   std::map<std::string, std::shared_ptr<Figures>> figures_;
 };
 
-// A worker for one step. Dropping it without Return ends the worker, as a step may be on it.
+// A worker for one step. When it is released or dropped the worker goes back to its pool if it is
+// clean, else it is ended: a step may still be on it.
 class Pools::Lease {
  public:
   Lease() = default;
   Lease(Lease&& other) noexcept;
   Lease& operator=(Lease&& other) noexcept;
-  ~Lease();
+  ~Lease() { Release(); }
 
+  explicit operator bool() const { return worker_ != nullptr; }
   sandbox::FnWorker& worker() const;
   bool used_before() const;
-  // It may run another step.
-  void Return();
+  // A step begins, and has ended well.
+  void SetUsed();
+  void SetClean() { clean_ = true; }
+  void Release();
   void Discard(Cause cause);
 
  private:
@@ -183,6 +190,7 @@ class Pools::Lease {
   Lease(Pools* pools, std::shared_ptr<Worker> worker);
   Pools* pools_ = nullptr;
   std::shared_ptr<Worker> worker_;
+  bool clean_ = true;
 };
 
 }  // namespace dsec::fn

@@ -102,7 +102,7 @@ Result<void> CheckCommand(const v1::FnCommand& command, const v1::FnTaskType& ty
   for (const v1::KeyValue& pair : command.env()) {
     if (!IsUtf8(pair.value())) return Invalid(field + ".env", "{} is not UTF-8", pair.key());
   }
-  DSEC_TRY_VOID(normalize(command.limits(), field + ".limits."));
+  DSEC_TRY_VOID(normalize(command.limits(), field + ".limits"));
   return Ok();
 }
 

@@ -287,7 +287,7 @@ Result<v1::FnLimits> ScriptedBackend::Normalize(v1::FnLimits limits,
   limits.set_disk_inodes(fill(limits.disk_inodes(), 4096));
   if (limits.wall_ms() > kMaxWallMs) {
     return Error(Code::kInvalidArgument, "spec.out_of_range", "wall_ms is above the maximum")
-        .WithField(std::string(prefix) + "wall_ms");
+        .WithField(std::string(prefix) + ".wall_ms");
   }
   return limits;
 }
