@@ -58,6 +58,23 @@ TEST(ExitCode, EachEnd_HasItsOwn) {
   EXPECT_EQ(ExitCode({{"kind", "sandbox_ended"}}), 125);
 }
 
+TEST(FnExitCode, EachVerdict_HasItsOwn) {
+  const auto of = [](const char* verdict, json step) {
+    return FnExitCode({{"verdict", verdict}, {"run", std::move(step)}});
+  };
+  EXPECT_EQ(of("OK", {{"exit_code", 0}}), 0);
+  EXPECT_EQ(of("WRONG_EXIT", {{"exit_code", 7}}), 7);
+  EXPECT_EQ(of("SIGNALED", {{"signal", 11}}), 139);
+  EXPECT_EQ(of("TIME_LIMIT", {{"limit", "cpu"}}), 124);
+  EXPECT_EQ(of("MEMORY_LIMIT", {{"limit", "memory"}}), 137);
+  EXPECT_EQ(FnExitCode({{"verdict", "COMPILE_ERROR"}}), 126);
+  EXPECT_EQ(FnExitCode({{"verdict", "INFRASTRUCTURE"}}), 125);
+  EXPECT_EQ(FnExitCode(json::object()), 125);
+  EXPECT_EQ(FnExplain({{"verdict", "TIME_LIMIT"},
+                       {"run", {{"limit", "cpu"}, {"wall_usec", 2500}, {"cpu_usec", 1000}}}}),
+            "TIME_LIMIT (cpu), 2.5 ms, cpu 1.0 ms, 0 B");
+}
+
 TEST(FindEndpoint, NotAnAddress_IsRefused) {
   EXPECT_EQ(FindEndpoint("ftp://x", "k").error().reason(), "client.url");
   EXPECT_EQ(FindEndpoint("http://h:1/", "k")->url, "http://h:1");
@@ -90,6 +107,14 @@ TEST(CommandLine, BadWords_FailAndAreNamed) {
   EXPECT_NE(out.find("--from-dir"), std::string::npos);
   EXPECT_EQ(RunCli({"layer", "build", "--kind", "cake", "--from-dir", "/"}, &out), 125);
   EXPECT_NE(out.find("cake"), std::string::npos);
+  EXPECT_EQ(RunCli({"fn", "run", "/dev/null", "--api-key", "k"}, &out), 125);
+  EXPECT_NE(out.find("--type"), std::string::npos);
+  EXPECT_EQ(
+      RunCli({"fn", "run", "/dev/null", "--type", "c", "-l", "ram=1g", "--api-key", "k"}, &out),
+      125);
+  EXPECT_NE(out.find("--limit: ram=1g"), std::string::npos);
+  EXPECT_EQ(RunCli({"fn", "run", "/nonexistent.c", "--api-key", "k"}, &out), 125);
+  EXPECT_NE(out.find("cli.file"), std::string::npos);
   EXPECT_EQ(RunCli({"cp", "a", "b", "--api-key", "k"}, &out), 125);
   EXPECT_NE(out.find("SANDBOX:PATH"), std::string::npos);
 }

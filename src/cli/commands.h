@@ -29,6 +29,7 @@ void AddSandboxCommands(CLI::App& app,
 void AddExecCommands(CLI::App& app, Context& context);   // exec shell logs
 void AddCopyCommand(CLI::App& app, Context& context);    // cp
 void AddLayerCommands(CLI::App& app, Context& context);  // layer build ls show rm
+void AddFnCommands(CLI::App& app, Context& context);     // fn run types pools
 
 // Flags that describe a sandbox; shared by create and run.
 struct CreateFlags {

@@ -38,5 +38,8 @@ std::string ShowAge(int64_t milliseconds);
 int ExitCode(const nlohmann::json& result);
 // One line for stderr when the end was not an exit code, empty otherwise.
 std::string Explain(const nlohmann::json& result);
+// The same of a stateless call; its line says the verdict, whatever it is.
+int FnExitCode(const nlohmann::json& result);
+std::string FnExplain(const nlohmann::json& result);
 
 }  // namespace dsec::cli
