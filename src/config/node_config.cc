@@ -116,6 +116,8 @@ const Key kKeys[] = {
      "Workers that are made at the same time."},
     {"fn_queue_max", &NodeConfig::fn_queue_max, "calls", 1, 1'000'000,
      "Calls that may wait for a worker; one principal alone may fill four fifths of it."},
+    {"fn_queue_bytes", &NodeConfig::fn_queue_bytes, "bytes", 64ull << 20, kTera,
+     "Code, files and input of the calls under way, those that wait included."},
     {"fn_attempts", &NodeConfig::fn_attempts, "workers", 1, 16,
      "Workers that a call is tried on when the platform fails it."},
     {"fn_idle_ms", &NodeConfig::fn_idle_ms, "ms", 100, kMonthMs,

@@ -59,6 +59,7 @@ struct NodeConfig {
   uint64_t fn_workers_max = 0;  // 0: four a core, at least 8
   uint64_t fn_makes_at_once = 4;
   uint64_t fn_queue_max = 4096;
+  uint64_t fn_queue_bytes = 1ull << 30;
   uint64_t fn_attempts = 3;
   uint64_t fn_idle_ms = 60'000;
   uint64_t fn_ops_kept = 10'000;

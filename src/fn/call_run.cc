@@ -154,7 +154,12 @@ std::shared_ptr<Pools::Pool> CallRun::PoolFor(bool run) {
   if (run && call_.gpu().count() > 0) {
     spec.gpu = call_.gpu().kind().empty() ? std::string(kWholeGpu) : call_.gpu().kind();
   }
-  return engine_.pools.Find(std::move(spec), type_.pool());
+  // What a type wants kept are workers of its own environment that its calls end up on.
+  v1::FnPoolSize size = type_.pool();
+  if (call_.has_environment() || !spec.gpu.empty() || spec.warm.kind() != type_.warm().kind()) {
+    size.set_min(0);
+  }
+  return engine_.pools.Find(std::move(spec), size);
 }
 
 std::string CallRun::CompileKey() const {

@@ -182,7 +182,11 @@ runtime::Task<FnService::OpPtr> FnService::Begin(v1::FnCall call) {
   if (!type.ok()) co_return refuse(std::move(type).error());
   auto checked = CheckCall(call, **type);
   if (!checked.ok()) co_return refuse(std::move(checked).error());
+  const uint64_t bytes = call.ByteSizeLong();
+  auto room = CheckRoom(bytes);
+  if (!room.ok()) co_return refuse(std::move(room).error());
   auto op = std::make_shared<Op>();
+  op->bytes = bytes;
   op->chosen = !call.op_id().empty();
   if (op->chosen) {
     op->digest = CallDigest(call);
@@ -193,13 +197,27 @@ runtime::Task<FnService::OpPtr> FnService::Begin(v1::FnCall call) {
   op->type = std::move(*type);
   if (op->chosen) ops_.Add(op);
   running_.insert(op);
+  running_bytes_ += op->bytes;
   op->running = runtime::SpawnCancellable(calls_, home_, RunOp(op));
   if (!op->running) {
     running_.erase(op);
+    running_bytes_ -= op->bytes;
     if (op->chosen) ops_.Forget(op->call.op_id());
     co_return refuse(StoppingError());
   }
   co_return op;
+}
+
+dsec::Result<void> FnService::CheckRoom(uint64_t bytes) const {
+  if (running_.size() >= size_t{options_.pools.queue_max} + options_.pools.workers_max) {
+    return Error(Code::kResourceExhausted, "fn.queue_full",
+                 fmt::format("{} calls are under way already", running_.size()));
+  }
+  if (!running_.empty() && running_bytes_ + bytes > options_.queue_bytes) {
+    return Error(Code::kResourceExhausted, "fn.queue_full",
+                 fmt::format("calls of {} bytes are under way already", running_bytes_));
+  }
+  return Ok();
 }
 
 boost::asio::awaitable<void> FnService::RunOp(OpPtr op) {
@@ -223,6 +241,7 @@ boost::asio::awaitable<void> FnService::RunOp(OpPtr op) {
   }
   op->end = std::move(end);
   running_.erase(op);
+  running_bytes_ -= op->bytes;
   if (op->chosen) ops_.Ended(op);
   op->done.Set();
 }

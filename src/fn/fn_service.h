@@ -70,6 +70,8 @@ class FnService final : public FnApi {
   runtime::Task<v1::FnResult> CallHere(v1::FnCall call, runtime::Deadline deadline);
   runtime::Task<v1::FnResult> ResultHere(std::string op_id, runtime::Deadline deadline);
   runtime::Task<OpPtr> Begin(v1::FnCall call);
+  // Whether the node holds as many calls as it may, in whatever line they stand.
+  dsec::Result<void> CheckRoom(uint64_t bytes) const;
   runtime::Task<v1::FnResult> Await(OpPtr op, bool existed, runtime::Deadline deadline);
   boost::asio::awaitable<void> RunOp(OpPtr op);
   // Makes the pools that task types want kept; tried again later where an environment is missing.
@@ -97,6 +99,7 @@ class FnService final : public FnApi {
   Environments environments_;
   OpTable ops_;
   std::set<OpPtr> running_;  // all that have not ended
+  uint64_t running_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
   uint64_t ticks_ = 0;
   std::unique_ptr<runtime::BlockingPool> disk_;

@@ -22,6 +22,7 @@ struct Op {
   v1::FnCall call;
   std::shared_ptr<const v1::FnTaskType> type;
   std::string digest;   // of the call without its op_id
+  uint64_t bytes = 0;   // of the call
   bool chosen = false;  // the client knows the op_id: it may join, and the call outlives it
   std::optional<Result<v1::FnResult>> end;
   runtime::AsyncEvent done;

@@ -19,6 +19,7 @@ struct FnOptions {
   std::string state_dir;                // types that were put and artefacts live below it
   std::vector<std::string> types_dirs;  // of the node
   PoolsOptions pools;
+  uint64_t queue_bytes = 1ull << 30;  // of the calls under way, those that wait included
   OpBounds ops;
   ArtifactBounds artifacts;
   size_t compile_cache_entries = 10'000;

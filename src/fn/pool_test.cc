@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers, lines and who gets what.
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+
 #include "fn/testing/fn_fixture.h"
 
 namespace dsec::fn {
@@ -152,6 +157,48 @@ TEST_F(FnPoolTest, Line_IsBoundedAndAlwaysHasAPlaceForAnother) {
   backend_.Release("go");
   for (auto& call : calls) EXPECT_TRUE(call.get().ok());
   EXPECT_EQ(Call(From("many", "echo a"))->verdict(), v1::FN_OK);
+}
+
+TEST_F(FnPoolTest, CallsUnderWay_AreBoundedInBytes) {
+  options_.queue_bytes = 100'000;
+  Start();
+  const std::string large(60'000, '\n');
+  auto first = Begin(CallOf("plain", "wait go" + large));
+  backend_.AwaitWaiting("go", 1);
+  EXPECT_EQ(Call(CallOf("plain", large)).error().reason(), "fn.queue_full");
+  EXPECT_EQ(Run("plain", "echo small").verdict(), v1::FN_OK);
+  backend_.Release("go");
+  EXPECT_TRUE(first.get().ok());
+  EXPECT_EQ(Run("plain", large).verdict(), v1::FN_OK);
+}
+
+TEST_F(FnPoolTest, EnvironmentOfACall_GetsNoWorkersKept) {
+  WriteType("kept", R"({"name": "kept", "environment": {"base": "third:1"}, "source": "a",
+    "run": {"argv": ["/bin/run"]}, "pool": {"min": 1}})");
+  Start();
+  v1::FnCall call = CallOf("kept", "echo a");
+  call.mutable_environment()->set_base("other:1");
+  EXPECT_TRUE(Call(call).ok());
+  Advance(seconds(61));
+  EXPECT_EQ(PoolOf("other:1").workers(), 0);
+  EXPECT_EQ(PoolOf("third:1").workers(), 1);
+}
+
+TEST_F(FnPoolTest, Metrics_AreThoseOfTheirPage) {
+  Start();
+  Run("plain", "dirty");
+  EXPECT_FALSE(Call(CallOf("none", "")).ok());
+  std::ifstream file(DSEC_SOURCE_DIR "/docs/metrics.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  const auto names = [](const std::string& text, const std::regex& pattern) {
+    std::set<std::string> found;
+    for (std::sregex_iterator it(text.begin(), text.end(), pattern), end; it != end; ++it) {
+      found.insert((*it)[1]);
+    }
+    return found;
+  };
+  EXPECT_THAT(names(metrics_->RenderPrometheus(), std::regex("# TYPE (dsec_fn_[a-z_]+)")),
+              ::testing::ContainerEq(names(page, std::regex("`(dsec_fn_[a-z_]+)"))));
 }
 
 TEST_F(FnPoolTest, BusyNode_AnotherPoolGetsItsTurnAfterSomePatience) {
