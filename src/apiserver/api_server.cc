@@ -195,13 +195,8 @@ struct ApiServer::Impl {
         options(std::move(with)),
         key(Sha256(options.api_key)),
         layer_pool("layers", 2, 256),
-        services{edge,
-                 options.fn,
-                 layers,
-                 layer_pool,
-                 acks,
-                 options.default_exec_timeout,
-                 *options.registry} {
+        services{edge,       options.fn, options.fn_max_cpu_ms,        layers,
+                 layer_pool, acks,       options.default_exec_timeout, *options.registry} {
     for (size_t i = 0; i < std::size(kRoutes); ++i)
       router.Add(kRoutes[i].method, kRoutes[i].pattern, i);
   }

@@ -22,6 +22,7 @@ struct ApiServerOptions {
   metrics::Registry* registry = &metrics::Registry::Global();
   // Must outlive the server. Null: the routes of FnCall answer kFailedPrecondition fn.not_here.
   fn::FnApi* fn = nullptr;
+  uint64_t fn_max_cpu_ms = 3'600'000;  // largest that a step may ask for
 };
 
 // The public HTTP API (api/openapi.yaml) over an EdgeApi. Holds no state about sandboxes.

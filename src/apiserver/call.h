@@ -45,6 +45,7 @@ class AckQueue {
 struct Services {
   edge::EdgeApi& edge;
   fn::FnApi* fn;  // null: this node runs no calls; the routes that need it then do not get here
+  uint64_t fn_max_cpu_ms;
   LayerCatalog& layers;
   runtime::BlockingPool& layer_pool;
   AckQueue& acks;

@@ -24,13 +24,14 @@ void WriteOutput(JsonWriter& json, std::string_view key, const v1::FnOutput& out
 void WriteStep(JsonWriter& json, std::string_view key, const v1::FnStep& step) {
   json.BeginObject(key);
   json.Field("verdict", FnVerdictName(step.verdict()));
-  const bool exited = step.verdict() == v1::FN_OK || step.verdict() == v1::FN_WRONG_EXIT ||
-                      step.verdict() == v1::FN_COMPILE_ERROR;
-  if (step.signal() != 0) {
-    json.Field("signal", step.signal());
-  } else if (exited && step.limit().empty()) {
-    json.Field("exit_code", step.exit_code());
-  }
+  // How a program ended that the platform has ended says nothing.
+  const bool by_itself =
+      step.verdict() == v1::FN_OK || step.verdict() == v1::FN_WRONG_EXIT ||
+      step.verdict() == v1::FN_SIGNALED ||
+      (step.verdict() == v1::FN_COMPILE_ERROR &&
+       (step.limit().empty() || step.limit() == "disk" || step.limit() == "file"));
+  if (by_itself && step.signal() != 0) json.Field("signal", step.signal());
+  if (by_itself && step.signal() == 0) json.Field("exit_code", step.exit_code());
   if (!step.limit().empty()) json.Field("limit", step.limit());
   WriteOutput(json, "stdout", step.stdout());
   WriteOutput(json, "stderr", step.stderr());

@@ -14,12 +14,12 @@ using nlohmann::json;
 constexpr double kDefaultSeconds = 10;
 constexpr double kMaxSeconds = 3600;
 constexpr uint64_t kMiB = 1 << 20;
-// Their only bound on time is that of the wall clock: a program on so many cores stays within ours.
-constexpr uint64_t kCpuPerWall = 64;
+constexpr uint64_t kCpuPerWall = 64;  // cores
 constexpr size_t kMaxTests = 4096;
 constexpr int kKilled = -9;  // return code of a program that a limit other than time has ended
 
-void ReadSeconds(Members& members, std::string_view key, v1::FnLimits* limits) {
+void ReadSeconds(Members& members, std::string_view key, uint64_t max_cpu_ms,
+                 v1::FnLimits* limits) {
   double seconds = kDefaultSeconds;
   if (const json* value = members.Get(key)) {
     if (!value->is_number()) return members.Fail(key, "must be a number of seconds");
@@ -31,13 +31,13 @@ void ReadSeconds(Members& members, std::string_view key, v1::FnLimits* limits) {
   }
   const auto millis = static_cast<uint64_t>(std::max(1.0, std::round(seconds * 1000)));
   limits->set_wall_ms(millis);
-  limits->set_cpu_ms(millis * kCpuPerWall);
+  limits->set_cpu_ms(std::max(millis, std::min(millis * kCpuPerWall, max_cpu_ms)));
 }
 
 // What run_code and the config of submit share.
-void ReadLimits(Members& members, v1::FnCall& call) {
-  ReadSeconds(members, "compile_timeout", call.mutable_compile_limits());
-  ReadSeconds(members, "run_timeout", call.mutable_limits());
+void ReadLimits(Members& members, uint64_t max_cpu_ms, v1::FnCall& call) {
+  ReadSeconds(members, "compile_timeout", max_cpu_ms, call.mutable_compile_limits());
+  ReadSeconds(members, "run_timeout", max_cpu_ms, call.mutable_limits());
   const json* memory = members.Get("memory_limit_MB");
   if (memory == nullptr) return;
   if (!memory->is_number_integer()) return members.Fail("memory_limit_MB", "must be an integer");
@@ -147,11 +147,11 @@ void WriteStep(JsonWriter& json, std::string_view key, bool there, const v1::FnS
 
 }  // namespace
 
-Result<v1::FnCall> ReadFusionRun(std::string_view body) {
+Result<v1::FnCall> ReadFusionRun(std::string_view body, uint64_t max_cpu_ms) {
   DSEC_TRY(const json object, ParseObject(body));
   v1::FnCall call;
   Members members(object, "");
-  ReadLimits(members, call);
+  ReadLimits(members, max_cpu_ms, call);
   members.Text("code", call.mutable_code(), true);
   members.Text("language", call.mutable_type(), true);
   members.Text("stdin", call.mutable_stdin());
@@ -173,7 +173,7 @@ Result<v1::FnCall> ReadFusionRun(std::string_view body) {
   return call;
 }
 
-Result<FusionSubmission> ReadFusionSubmission(std::string_view body) {
+Result<FusionSubmission> ReadFusionSubmission(std::string_view body, uint64_t max_cpu_ms) {
   DSEC_TRY(const json object, ParseObject(body));
   FusionSubmission out;
   Members members(object, "");
@@ -189,7 +189,7 @@ Result<FusionSubmission> ReadFusionSubmission(std::string_view body) {
 
   Members settings(*config, "config.");
   v1::FnCall common;
-  ReadLimits(settings, common);
+  ReadLimits(settings, max_cpu_ms, common);
   settings.Text("language", common.mutable_type(), true);
   std::string kind = "CommonOJDataset";
   settings.Text("dataset_type", &kind);

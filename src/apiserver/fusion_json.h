@@ -14,7 +14,9 @@ namespace dsec::apiserver {
 // The bodies of SandboxFusion's API as its public clients write and read them. Members that they
 // send and we do not know are ignored, as there; numbers of seconds may be fractions.
 
-Result<v1::FnCall> ReadFusionRun(std::string_view body);
+// Their only bound on time is that of the wall clock: cpu_ms is set so that a program on many cores
+// stays within it, but to no more than `max_cpu_ms`.
+Result<v1::FnCall> ReadFusionRun(std::string_view body, uint64_t max_cpu_ms);
 
 struct FusionTest {
   v1::FnCall call;  // stdin, input files, names of output files
@@ -32,7 +34,7 @@ struct FusionSubmission {
 };
 // Tests come with the request (config.provided_data.test); data sets of the server's own are not
 // there: kNotFound fusion.no_dataset.
-Result<FusionSubmission> ReadFusionSubmission(std::string_view body);
+Result<FusionSubmission> ReadFusionSubmission(std::string_view body, uint64_t max_cpu_ms);
 
 // Whether what a program wrote is what was expected: white space at the ends of lines and lines of
 // nothing else at the end do not count.

@@ -155,7 +155,7 @@ Task<void> RunCode(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto text = co_await call.exchange.ReadAll(kMaxExecBody);
   if (!text.ok()) co_return std::move(text).error();
-  auto request = ReadFusionRun(*text);
+  auto request = ReadFusionRun(*text, call.services.fn_max_cpu_ms);
   if (!request.ok()) {
     auto refused = co_await Refuse(call, std::move(request).error());
     co_return refused;
@@ -179,7 +179,7 @@ Task<void> Submit(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto text = co_await call.exchange.ReadAll(kMaxExecBody);
   if (!text.ok()) co_return std::move(text).error();
-  auto submission = ReadFusionSubmission(*text);
+  auto submission = ReadFusionSubmission(*text, call.services.fn_max_cpu_ms);
   if (!submission.ok()) {
     auto refused = co_await Refuse(call, std::move(submission).error());
     co_return refused;

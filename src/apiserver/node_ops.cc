@@ -96,6 +96,11 @@ Task<void> Node(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto node = co_await call.edge().Node(Call::Usual());
   if (!node.ok()) co_return std::move(node).error();
+  if (call.services.fn != nullptr) {
+    for (v1::Capability& line : call.services.fn->Capabilities()) {
+      *node->add_capabilities() = std::move(line);
+    }
+  }
   std::string body;
   JsonWriter json(body);
   WriteNode(json, *node);

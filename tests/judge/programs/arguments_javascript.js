@@ -1,0 +1,1 @@
+process.stdout.write(process.argv.slice(2).map(a => `[${a}]`).join(''));

@@ -1,0 +1,1 @@
+int main(void) { return "\xff"[0] != 0xff - 256; }

@@ -1,0 +1,2 @@
+#error "not today"
+int main() {}

@@ -1,0 +1,2 @@
+int f();
+int main() { return f(); }

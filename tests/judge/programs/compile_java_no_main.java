@@ -1,0 +1,1 @@
+public class Main { static int x; }

@@ -1,0 +1,2 @@
+import sys
+sys.exit(int(sys.argv[1]))

@@ -1,0 +1,3 @@
+mkdir d
+rmdir d
+ln -s / d

@@ -1,0 +1,2 @@
+yes flood &
+sleep 60

@@ -1,0 +1,2 @@
+#include "value.h"
+int main(void) { return VALUE - 5; }

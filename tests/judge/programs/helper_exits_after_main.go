@@ -1,0 +1,11 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+)
+
+func main() {
+	exec.Command("sleep", "600").Start()
+	fmt.Println("done")
+}

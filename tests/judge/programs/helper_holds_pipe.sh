@@ -1,0 +1,2 @@
+sleep 600 &
+echo done

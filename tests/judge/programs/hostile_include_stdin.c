@@ -1,0 +1,2 @@
+#include "/dev/stdin"
+int main(void) { return 0; }

@@ -1,0 +1,5 @@
+try:
+    x = b"x" * (10 << 30)
+except MemoryError:
+    pass
+print("here")

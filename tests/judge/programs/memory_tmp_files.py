@@ -1,0 +1,3 @@
+with open("/tmp/big", "wb") as file:
+    for _ in range(200):
+        file.write(b"x" * (1 << 20))

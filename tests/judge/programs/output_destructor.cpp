@@ -1,0 +1,5 @@
+#include <cstdio>
+struct Late {
+  ~Late() { std::puts("late"); }
+} late;
+int main() { std::puts("early"); }

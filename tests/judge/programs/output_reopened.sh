@@ -1,0 +1,2 @@
+exec 1>&2
+echo here

@@ -1,0 +1,2 @@
+#include <exception>
+int main() { std::terminate(); }

@@ -1,0 +1,2 @@
+#include <vector>
+int main() { return std::vector<int>(3).at(5); }

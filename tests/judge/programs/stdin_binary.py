@@ -1,0 +1,3 @@
+import sys
+d = sys.stdin.buffer.read()
+print(len(d), d[0], d[-1])

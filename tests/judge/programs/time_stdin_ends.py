@@ -1,0 +1,3 @@
+import sys
+assert sys.stdin.read() == ""
+print("end")

@@ -1,0 +1,2 @@
+import sys
+print(__name__, len(sys.argv), sys.argv[1:])

@@ -1,0 +1,3 @@
+x = []
+while True:
+    x.append(bytearray(b"x") * (1 << 20))

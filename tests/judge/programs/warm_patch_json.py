@@ -1,0 +1,3 @@
+import json
+json.dumps = lambda x: "patched"
+print(json.dumps(1))

@@ -1,0 +1,8 @@
+#include <unistd.h>
+int main(void) {
+  for (int i = 0; i < 30; i++) {
+    if (fork() == 0) _exit(0);
+  }
+  usleep(50000);
+  return 0;
+}
