@@ -22,6 +22,12 @@ def layers():
     return support.build_layers(support.BUILD / "test-layers")
 
 
+@pytest.fixture(scope="session")
+def languages(layers):
+    """The layer store with the base of FnCall's languages."""
+    return support.build_languages(layers)
+
+
 @pytest.fixture(scope="module")
 def node(layers, request):
     """A running node for one test module; afterwards everything of it must be gone."""

@@ -203,6 +203,24 @@ def build_layers(store):
     return store
 
 
+LANGUAGES = "fn-languages:1"
+
+
+def build_languages(store):
+    """Builds the base layer of FnCall's languages into a layer store, once a build folder."""
+    tree = ROOT / "build" / "fn" / "languages"
+    subprocess.run([ROOT / "tools" / "fn" / "build_languages.sh", tree], check=True, stdout=subprocess.DEVNULL)
+    stamp = tree.with_name("languages.stamp").read_text(encoding="ascii")
+    built = pathlib.Path(store) / "languages.built"
+    listing = subprocess.run([DSEC, "layer", "show", LANGUAGES, "--layers", store], capture_output=True)
+    if listing.returncode != 0 or not built.exists() or built.read_text(encoding="ascii") != stamp:
+        subprocess.run(
+            [DSEC, "layer", "build", "--layers", store, "--kind", "base", "--name", LANGUAGES, "--from-dir", tree], check=True
+        )
+        built.write_text(stamp, encoding="ascii")
+    return store
+
+
 def remove_tree(path):
     """Removes a test folder."""
     shutil.rmtree(path, ignore_errors=True)

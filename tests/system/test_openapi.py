@@ -629,6 +629,128 @@ def drive_put_archive(api, box):
     api.call("PutArchive", id=box["id"], path="/tmp/into", body=b"not a tar file" * 100, status=400)
 
 
+# --- FnCall ---
+
+FN_TYPE = {"aliases": ["oa"], "description": "sh", "environment": {"base": BASE}, "source": "main.sh",
+           "compile": {"argv": ["/bin/cp", "{source}", "made"], "env": {"A": "a"}, "limits": {"wall_ms": 20_000}, "artifacts": ["made"]},
+           "run": {"argv": ["/bin/sh", "made", "{args}"], "env": {"A": "a"}, "limits": {"wall_ms": 20_000}},
+           "pool": {"min": 0, "max": 4, "idle_ms": 60_000}}
+FN_LIMITS = {"wall_ms": 20_000, "cpu_ms": 20_000, "memory_bytes": 64 * MIB, "processes": 32, "output_bytes": 4096,
+             "file_bytes": MIB, "disk_bytes": 8 * MIB, "disk_inodes": 1024}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fn_type(api):
+    api.call("PutFnType", name="openapi", body=FN_TYPE)
+
+
+@drives
+def drive_fn_call(api, _):
+    source = api.node.folder / "openapi-fn"
+    source.mkdir()
+    (source / "given").write_text("x", encoding="ascii")
+    made = api.node.cli("layer", "build", "--layers", api.node.layers, "--kind", "workspace", "--name", "openapi:fn", "--from-dir", source)
+    assert made.returncode == 0, made.stderr
+    artifact = api.call("PutArtifact", body=b"kept")["artifact"]
+    files = [{"path": "a", "content": "text", "mode": "0600"}, {"path": "b", "content_b64": "/w=="}, {"path": "c", "artifact": artifact}]
+    body = {"op_id": "openapi-fn", "type": "oa", "code": 'cat a b c; cat; printf "$1$E$F" >&2; cp b out; exit 3', "files": files,
+            "stdin": "in", "args": ["arg"], "limits": FN_LIMITS, "compile_limits": FN_LIMITS, "fetch": ["out", "none"],
+            "keep_artifacts": True, "compile_only": False, "gpu": {"count": 0, "kind": "whole", "shared": True}, "env": {"E": "e"},
+            "env_b64": {"F": "gA=="}, "environment": {"base": BASE, "workspace": "openapi:fn", "toolkits": []}}
+    result = api.call("FnCall", body=body)
+    assert (result["verdict"], result["run"]["exit_code"], result["missing"]) == ("WRONG_EXIT", 3, ["none"])
+    assert base64.b64decode(result["run"]["stdout"]["data_b64"]) == b"text\xffkeptin"
+    assert base64.b64decode(result["run"]["stderr"]["data_b64"]) == b"arge\x80"
+    assert api.call("GetArtifact", digest=result["files"][0]["artifact"]) == b"\xff"
+    assert api.call("FnCall", body=body)["existed"] is True
+    assert api.call("FnCall", body=dict(body, stdin="other"), status=409)["error"]["reason"] == "fn.op_id_reused"
+    other = api.call("FnCall", body={"type": "openapi", "code_b64": "Y2F0", "stdin_b64": "gA=="})
+    assert other["run"]["stdout"]["data_b64"] == "gA=="
+    compiled = api.call("FnCall", body={"type": "openapi", "code": "true", "compile_only": True})
+    assert compiled["files"][0]["path"] == "made" and "run" not in compiled
+    assert api.call("FnCall", body={"type": "nothing"}, status=404)["error"]["reason"] == "fn.type_not_found"
+
+
+@drives
+def drive_fn_calls(api, _):
+    calls = [{"type": "openapi", "code": f"echo {i}"} for i in range(5)] + [{"type": "nothing"}]
+    records = api.call("FnCalls", body={"calls": calls, "concurrency": 2})
+    assert records[-1] == {"type": "done", "ok": 5, "failed": 1}
+    outputs = {r["index"]: r["result"]["run"]["stdout"]["data"] for r in records if r["type"] == "result"}
+    assert outputs == {i: f"{i}\n" for i in range(5)}
+
+
+@drives
+def drive_get_fn_result(api, _):
+    api.call("FnCall", body={"op_id": "openapi-result", "type": "openapi", "code": "true"})
+    assert api.call("GetFnResult", op="openapi-result", wait_ms=20_000)["verdict"] == "OK"
+    assert api.call("GetFnResult", op="openapi-nobody", status=404)["error"]["reason"] == "fn.op_not_found"
+
+
+@drives
+def drive_list_fn_types(api, _):
+    assert {"openapi", "bash", "c"} <= {t["name"] for t in api.call("ListFnTypes")["types"]}
+
+
+@drives
+def drive_put_fn_type(api, _):
+    warm = {"kind": "python", "argv": ["/usr/bin/python3"], "imports": ["json"]}
+    kept = api.call("PutFnType", name="openapi.warm", body=dict(FN_TYPE, name="openapi.warm", aliases=[], warm=warm))
+    assert kept["warm"] == warm and kept["compile"]["artifacts"] == ["made"]
+    assert api.call("PutFnType", name="openapi.bad", body={"source": "../x"}, status=400)["error"]["field"]
+
+
+@drives
+def drive_delete_fn_type(api, _):
+    api.call("PutFnType", name="openapi.gone", body=dict(FN_TYPE, aliases=[]))
+    api.call("DeleteFnType", name="openapi.gone", status=204)
+    api.call("DeleteFnType", name="openapi.gone", status=404)
+
+
+@drives
+def drive_put_artifact(api, _):
+    assert api.call("PutArtifact", body=b"bytes")["artifact"].startswith("sha256:")
+
+
+@drives
+def drive_get_artifact(api, _):
+    data = bytes(range(256))
+    assert api.call("GetArtifact", digest=api.call("PutArtifact", body=data)["artifact"]) == data
+    assert api.call("GetArtifact", digest="sha256:" + "0" * 64, status=404)["error"]["reason"] == "artifact.not_found"
+
+
+@drives
+def drive_list_fn_pools(api, _):
+    api.call("FnCall", body={"type": "openapi", "code": "true"})
+    assert any(pool["calls"] >= 1 for pool in api.call("ListFnPools")["pools"])
+
+
+@drives
+def drive_run_code(api, _):
+    body = {"language": "openapi", "code": 'cat in; printf "$1"; cat; cp in out', "compile_timeout": 20, "run_timeout": 20.5,
+            "memory_limit_MB": 64, "stdin": "std", "files": {"in": "aW4=", "none": None}, "fetch_files": ["out"], "args": ["arg"]}
+    result = api.call("RunCode", body=body)
+    assert (result["status"], result["run_result"]["stdout"], result["files"]) == ("Success", "inargstd", {"out": "aW4="})
+    late = api.call("RunCode", body={"language": "openapi", "code": "sleep 60", "run_timeout": 0.5})
+    assert (late["status"], late["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
+    assert api.call("RunCode", body={"language": "cobol", "code": ""}, status=422)["detail"][0]["loc"][0] == "body"
+
+
+@drives
+def drive_submit(api, _):
+    tests = [{"input": {"stdin": str(i)}, "output": {"stdout": f"{i}{i}\n"}} for i in range(4)]
+    config = {"language": "openapi", "dataset_type": "CommonOJDataset", "compile_timeout": 20, "run_timeout": 20, "memory_limit_MB": 64,
+              "provided_data": {"test": tests}, "extra": {"run_all_cases": True}}
+    body = {"dataset": "d", "id": 1, "completion": "Here:\n```openapi\nread x; echo $x$x\n```", "config": config}
+    result = api.call("Submit", body=body)
+    assert result["accepted"] and [t["passed"] for t in result["tests"]] == [True] * 4
+
+
+@drives
+def drive_ping(api, _):
+    assert api.call("Ping") == "pong"
+
+
 # --- the tests ---
 
 
