@@ -35,7 +35,7 @@ def call_of(row):
     stdin = base64.b64decode(row["stdin_b64"]) if "stdin_b64" in row else row.get("stdin")
     return DSecFnCallArgs(
         type=row["type"],
-        code=(FOLDER / "programs" / row["file"]).read_bytes(),
+        code=(FOLDER / "testdata" / row["file"]).read_bytes(),
         files=[FnFile(path, content) for path, content in row.get("inputs", {}).items()],
         stdin=stdin,
         args=row.get("args", ()),

@@ -31,7 +31,7 @@ def test_suite_is_whole():
     names = [row["name"] for row in judge.ROWS]
     assert len(names) == len(set(names)) >= 200
     used = {row["file"] for row in judge.ROWS}
-    assert used == {path.name for path in (judge.FOLDER / "programs").iterdir()}
+    assert used == {path.name for path in (judge.FOLDER / "testdata").iterdir()}
     assert {row["type"] for row in judge.ROWS} >= {"c", "cpp", "python", "go", "java", "javascript", "bash"}
 
 
