@@ -18,12 +18,15 @@
 
 #include "base/log.h"
 #include "base/rng.h"
+#include "fn/gpu.h"
 #include "os/file.h"
 
 namespace dsec::up {
 namespace {
 
 constexpr size_t kKeyBytes = 32;
+constexpr unsigned kWorkersPerCore = 4;
+constexpr unsigned kMinWorkers = 8;
 
 // The path of a program beside this one.
 Result<std::string> Beside(const std::string& given, const char* name) {
@@ -34,6 +37,20 @@ Result<std::string> Beside(const std::string& given, const char* name) {
     return Error(Code::kInternal, "node.program", "/proc/self/exe: " + error.message());
   }
   return (self.parent_path() / name).string();
+}
+
+// Where the task types of the node are: as set, beside this program's folder, or in the source that
+// it was built from.
+Result<std::string> TypesDir(const config::NodeConfig& config) {
+  if (!config.fn_types_dir.empty()) return config.fn_types_dir;
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    return Error(Code::kInternal, "node.program", "/proc/self/exe: " + error.message());
+  }
+  const auto installed = self.parent_path().parent_path() / "share" / "dsec" / "fn_types";
+  if (std::filesystem::is_directory(installed, error)) return installed.string();
+  return std::string(DSEC_SHARE_DIR "/fn_types");
 }
 
 std::string RandomHex(size_t bytes) {
@@ -145,6 +162,50 @@ edge::EdgeOptions EdgeOptionsOf(const config::NodeConfig& config, const std::str
   options.claim_grace = milliseconds(config.claim_grace_ms);
   options.disconnect_grace = milliseconds(config.disconnect_grace_ms);
   options.reconcile_period = milliseconds(config.reconcile_period_ms);
+  return options;
+}
+
+sandbox::FnCallOptions FnCallOptionsOf(const config::NodeConfig& config) {
+  sandbox::FnCallOptions options;
+  auto& limits = options.limits;
+  limits.wall_ms.fallback = config.fn_default_wall_ms;
+  limits.wall_ms.max = config.fn_max_wall_ms;
+  limits.cpu_ms.fallback = config.fn_default_cpu_ms;
+  limits.cpu_ms.max = config.fn_max_wall_ms;
+  limits.memory_bytes.fallback = config.fn_default_memory_bytes;
+  limits.memory_bytes.max = config.fn_max_memory_bytes;
+  limits.processes.fallback = config.fn_default_processes;
+  limits.output_bytes.fallback = config.fn_default_output_bytes;
+  limits.output_bytes.max = config.fn_max_output_bytes;
+  limits.file_bytes.fallback = config.fn_default_file_bytes;
+  limits.disk_bytes.fallback = config.fn_default_disk_bytes;
+  return options;
+}
+
+Result<fn::FnOptions> FnOptionsOf(const config::NodeConfig& config) {
+  using std::chrono::milliseconds;
+  fn::FnOptions options;
+  options.state_dir = config.state_dir;
+  DSEC_TRY(std::string types_dir, TypesDir(config));
+  options.types_dirs = {std::move(types_dir)};
+  options.pools.workers_max = static_cast<uint32_t>(
+      config.fn_workers_max != 0
+          ? config.fn_workers_max
+          : std::max(kMinWorkers, kWorkersPerCore * std::thread::hardware_concurrency()));
+  options.pools.makes_at_once = static_cast<uint32_t>(config.fn_makes_at_once);
+  options.pools.queue_max = static_cast<uint32_t>(config.fn_queue_max);
+  options.queue_bytes = config.fn_queue_bytes;
+  options.pools.idle = milliseconds(config.fn_idle_ms);
+  options.attempts = static_cast<uint32_t>(config.fn_attempts);
+  options.ops.count = config.fn_ops_kept;
+  options.ops.bytes = config.fn_ops_kept_bytes;
+  options.ops.age = milliseconds(config.fn_ops_kept_ms);
+  options.compile_cache_entries = config.fn_compile_cache;
+  options.artifacts.bytes = config.fn_artifact_bytes;
+  options.artifacts.item_bytes = config.fn_artifact_max_bytes;
+  options.fetch_bytes = config.fn_fetch_bytes;
+  DSEC_TRY(options.mig_profiles, fn::ParseMigProfiles(config.fn_mig_profiles));
+  options.gpu_shared_max = static_cast<uint32_t>(config.fn_gpu_shared_max);
   return options;
 }
 

@@ -6,8 +6,10 @@
 #include "base/result.h"
 #include "config/node_config.h"
 #include "edge/options.h"
+#include "fn/options.h"
 #include "os/unique_fd.h"
 #include "sandbox/backends/container/container_backend.h"
+#include "sandbox/backends/fncall/fncall_backend.h"
 
 namespace dsec::up {
 
@@ -21,6 +23,8 @@ Result<std::string> LoadApiKey(const std::string& state_dir);
 // The settings as the parts take them.
 Result<sandbox::ContainerOptions> ContainerOptionsOf(const config::NodeConfig& config);
 edge::EdgeOptions EdgeOptionsOf(const config::NodeConfig& config, const std::string& scratch_path);
+sandbox::FnCallOptions FnCallOptionsOf(const config::NodeConfig& config);
+Result<fn::FnOptions> FnOptionsOf(const config::NodeConfig& config);
 std::string LayersDir(const config::NodeConfig& config);
 size_t ShardCount(const config::NodeConfig& config);
 

@@ -15,10 +15,12 @@
 #include "base/log.h"
 #include "config/node_config.h"
 #include "edge/edge.h"
+#include "fn/fn_service.h"
 #include "image/layer_mounts.h"
 #include "image/layer_store.h"
 #include "runtime/shards.h"
 #include "sandbox/backends/container/container_backend.h"
+#include "sandbox/backends/fncall/fncall_backend.h"
 #include "up/layer_catalog.h"
 #include "up/node.h"
 
@@ -32,7 +34,7 @@ constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
 struct Flags {
-  std::string config_file, node_id, listen, state_dir, run_dir, layers_dir;
+  std::string config_file, node_id, listen, state_dir, run_dir, layers_dir, fn_types_dir;
   bool check = false, dump = false, reference = false, stop_sandboxes = false;
 
   void AddTo(CLI::App& app) {
@@ -42,6 +44,7 @@ struct Flags {
     app.add_option("--state-dir", state_dir, "Overrides the key state_dir");
     app.add_option("--run-dir", run_dir, "Overrides the key run_dir");
     app.add_option("--layers", layers_dir, "Overrides the key layers_dir");
+    app.add_option("--fn-types", fn_types_dir, "Overrides the key fn_types_dir");
   }
   Result<config::NodeConfig> Load() const {
     config::NodeConfig config;
@@ -51,7 +54,8 @@ struct Flags {
     for (const auto& [flag, key] :
          {std::pair{&node_id, &config.node_id}, std::pair{&listen, &config.listen},
           std::pair{&state_dir, &config.state_dir}, std::pair{&run_dir, &config.run_dir},
-          std::pair{&layers_dir, &config.layers_dir}}) {
+          std::pair{&layers_dir, &config.layers_dir},
+          std::pair{&fn_types_dir, &config.fn_types_dir}}) {
       if (!flag->empty()) *key = *flag;
     }
     DSEC_TRY_VOID(config::CheckNodeConfig(config));
@@ -73,13 +77,17 @@ void SetUpLog(const config::NodeConfig& config) {
   log::Configure(options);
 }
 
-runtime::Task<void> StopAll(edge::Edge* edge, apiserver::ApiServer* server, bool stop_sandboxes) {
-  const Deadline deadline = Deadline::After(seconds(15));
+runtime::Task<void> StopAll(edge::Edge* edge, fn::FnService* fn, apiserver::ApiServer* server,
+                            bool stop_sandboxes) {
   if (stop_sandboxes) {
-    auto ended =
+    auto stopped =
         co_await edge->StopSandboxes(std::chrono::milliseconds(0), Deadline::After(seconds(60)));
-    if (!ended.ok()) log::Warn("node.stop_sandboxes", {{"error", ended.error()}});
+    if (!stopped.ok()) log::Warn("node.stop_sandboxes", {{"error", stopped.error()}});
   }
+  // First: the requests of calls that wait would hold the server up.
+  auto ended = co_await fn->Stop(Deadline::After(seconds(10)));
+  if (!ended.ok()) log::Warn("node.stop_calls", {{"error", ended.error()}});
+  const Deadline deadline = Deadline::After(seconds(15));
   auto closed = co_await server->Stop(deadline);
   if (!closed.ok()) log::Warn("node.stop", {{"error", closed.error()}});
   auto stopped = co_await edge->Stop(deadline);
@@ -97,14 +105,19 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   image::LayerMounts mounts(*store);
   DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
   DSEC_TRY(const auto backend, sandbox::ContainerBackend::Open(container, *store, mounts));
+  DSEC_TRY(const auto fn_backend,
+           sandbox::FnCallBackend::Open(FnCallOptionsOf(config), backend->parts(), *store, mounts));
+  DSEC_TRY(fn::FnOptions fn_options, FnOptionsOf(config));
   LayerCatalog catalog(*store);
 
   auto shards = std::make_unique<runtime::Shards>(ShardCount(config));
   DSEC_TRY(const auto edge, edge::Edge::Open(EdgeOptionsOf(config, backend->ScratchPath()), *shards,
                                              {{v1::BACKEND_CONTAINER, backend.get()}}));
+  DSEC_TRY(const auto fn, fn::FnService::Open(std::move(fn_options), *shards, *fn_backend));
   const auto end_shards = [&] {
     shards->Stop();
     edge->LetGo();
+    fn->LetGo();
     shards.reset();
   };
   auto started = edge->Start();
@@ -112,6 +125,12 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
     end_shards();
     return std::move(started).error();
   }
+  auto swept = fn->Start();
+  if (!swept.ok()) {
+    end_shards();
+    return std::move(swept).error();
+  }
+  for (const std::string& line : *swept) log::Info("fn.swept", {{"what", line}});
   log::Info("node.started", {{"node_id", config.node_id},
                              {"adopted", started->adopted},
                              {"ended", started->ended},
@@ -120,6 +139,7 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   apiserver::ApiServerOptions options;
   options.listen = {config.listen};
   options.api_key = key;
+  options.fn = fn.get();
   options.default_exec_timeout = std::chrono::milliseconds(config.default_exec_timeout_ms);
   auto server = apiserver::ApiServer::Start(*shards, *edge, catalog, options);
   if (!server.ok()) {
@@ -135,7 +155,7 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   }
   log::Info("node.stopping", {{"signal", info.ssi_signo}});
   auto stopped =
-      runtime::BlockOn(shards->at(0), StopAll(edge.get(), server->get(), stop_sandboxes));
+      runtime::BlockOn(shards->at(0), StopAll(edge.get(), fn.get(), server->get(), stop_sandboxes));
   end_shards();
   server->reset();
   return stopped;
