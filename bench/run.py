@@ -4,7 +4,8 @@
 {"name", "value", "unit", "baseline", "ratio", "detail"}.
 
 Every figure stands beside a baseline that was measured in the same run, because the machine may be shared. Values are
-medians. `--only name,...` runs some; `--live N` sets the size of the large population (3,200).
+medians. `--only name,...` runs some; `--live N` sets the size of the large population (3,200), `--soak N` the number of calls
+of the soak (100,000).
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -248,6 +250,124 @@ async def bench_live(figures, node, client, args, wanted, live):
     await end_all(client, {"bench": "live"})
 
 
+def bench_fncall_trivial(figures, build):
+    """One trivial native call inside the backend, the worker waiting; the binary is part of the build."""
+    output = subprocess.check_output([build / "bin" / "sandbox_fncall_bench", "300", "4", "10"])
+    measured = json.loads(output.decode().splitlines()[-1])
+    figures.add("fncall_trivial", measured["median_ms"], "ms", floor_ms(build)["median_ms"], p99_ms=measured["p99_ms"],
+                per_second=measured["per_second"], workers=measured["workers"])
+
+
+def limited_spawn_rate(program, runs=2000, concurrency=2):
+    """Runs of a program a second by fork + exec with rlimits only, in so many processes."""
+    limits = [(resource.RLIMIT_CPU, 10), (resource.RLIMIT_FSIZE, 1 << 28), (resource.RLIMIT_NOFILE, 4096)]
+    pids = []
+    started = time.perf_counter()
+    for _ in range(concurrency):
+        pid = os.fork()
+        if pid == 0:
+            for _ in range(runs // concurrency):
+                child = os.fork()
+                if child == 0:
+                    for which, value in limits:
+                        resource.setrlimit(which, (value, value))
+                    os.execv(program, [program])
+                os.waitpid(child, 0)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return runs / (time.perf_counter() - started)
+
+
+def bare_ms(command, runs, cwd=None):
+    """Median milliseconds of a command outside of any sandbox."""
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=cwd)
+        times.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(times)
+
+
+async def run_calls(client, calls, concurrency):
+    """Runs calls to OK; returns how many a second."""
+    started = time.perf_counter()
+    count = 0
+    async for index, result in client.call_many(calls, concurrency=concurrency):
+        if isinstance(result, Exception) or not result.ok:
+            raise RuntimeError(f"call {index}: {result!r}")
+        count += 1
+    return count / (time.perf_counter() - started)
+
+
+async def call_times(client, call, runs, gap):
+    """Milliseconds of `runs` calls, one at a time through the SDK, with a pause in which the worker prepares the next."""
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        result = await client.call(call())
+        times.append((time.perf_counter() - started) * 1e3)
+        if not result.ok:
+            raise RuntimeError(repr(result))
+        await asyncio.sleep(gap)
+    return times
+
+
+CPP = b"""#include <bits/stdc++.h>
+int main() { std::map<int, int> m; for (int i = 0; i < 1000; i++) m[i * 7 % 1000] = i; std::cout << m.size() << std::endl; }
+"""
+
+
+async def bench_fncall(figures, node, client, wanted, soak):
+    from libdsec import DSecFnCallArgs
+    from support import BASE
+
+    await client.put_fn_type("bench-native", {"environment": {"base": BASE}, "run": {"argv": ["/bin/true"]},
+                                              "pool": {"min": 1, "max": 8}})
+
+    def trivial(count):
+        return (DSecFnCallArgs(type="bench-native") for _ in range(count))
+
+    await run_calls(client, trivial(200), 8)
+    if "fncall_rate" in wanted:
+        rates = [await run_calls(client, trivial(3000), 64) for _ in range(3)]
+        figures.add("fncall_rate", statistics.median(rates), "1/s", limited_spawn_rate("/bin/true"), all_rates=rates)
+    if "fncall_python_warm" in wanted:
+        warm = lambda: DSecFnCallArgs(type="python_warm", code="print(1)")
+        await call_times(client, warm, 5, 0.1)
+        times = await call_times(client, warm, 100, 0.1)
+        figures.add("fncall_python_warm", statistics.median(times), "ms",
+                    bare_ms(["/usr/bin/python3", "-c", "print(1)"], 50), p99_ms=percentile(times, 0.99))
+    if "fncall_cpp" in wanted:
+        number = iter(range(1000))
+        # A comment of its own, so that no compile is answered from the cache.
+        source = lambda: DSecFnCallArgs(type="cpp", code=CPP + b"// %d %d\n" % (os.getpid(), next(number)))
+        await call_times(client, source, 3, 0)
+        times = await call_times(client, source, 20, 0)
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "main.cpp").write_bytes(CPP)
+            script = "g++ -O2 -std=gnu++20 -pthread -pipe -o main main.cpp && ./main"
+            bare = bare_ms(["/bin/sh", "-c", script], 20, cwd=folder)
+        figures.add("fncall_cpp", statistics.median(times), "ms", bare, p99_ms=percentile(times, 0.99))
+    if "fncall_soak" in wanted:
+        before = node_growth(node)
+        rate = await run_calls(client, trivial(soak), 64)
+        after = node_growth(node)
+        pools = (await client.fn_pools()) if hasattr(client, "fn_pools") else []
+        figures.add("fncall_soak", soak, "calls", per_second=rate, before=before, after=after,
+                    growth={key: after[key] - before[key] for key in before},
+                    replaced=sum(int(pool.get("replaced", 0)) for pool in pools))
+
+
+def node_growth(node):
+    """What must not grow with the number of calls."""
+    status = pathlib.Path(f"/proc/{node.process.pid}/status").read_text(encoding="ascii")
+    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
+    mounts = len(pathlib.Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines())
+    return {"rss_mib": node.rss_kib() / 1024, "fds": node.fds(), "threads": threads, "mounts": mounts}
+
+
 async def bench_adoption(figures, node):
     from libdsec import DSecClient
     from support import args as make_args
@@ -276,6 +396,7 @@ async def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     parser.add_argument("--only", default="")
     parser.add_argument("--live", type=int, default=3200)
+    parser.add_argument("--soak", type=int, default=100_000)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "bench" / "figures.jsonl")
     arguments = parser.parse_args()
     os.environ["DSEC_BUILD"] = str(arguments.build.resolve())
@@ -283,7 +404,8 @@ async def main():
     from libdsec import DSecClient
 
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
-             "live_sandboxes", "edge_adoption"]
+             "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_cpp",
+             "fncall_soak"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     unknown = wanted - set(names)
     if unknown:
@@ -300,6 +422,10 @@ async def main():
                 await bench_create(figures, arguments.build, node, client, args, wanted)
             if wanted & {"create_growth", "live_memory", "live_sandboxes"}:
                 await bench_live(figures, node, client, args, wanted, arguments.live)
+            if wanted & {"fncall_rate", "fncall_python_warm", "fncall_cpp", "fncall_soak"}:
+                await bench_fncall(figures, node, client, wanted, arguments.soak)
+        if "fncall_trivial" in wanted:
+            bench_fncall_trivial(figures, arguments.build)
         if "edge_adoption" in wanted:
             await bench_adoption(figures, node)
     finally:

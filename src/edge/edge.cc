@@ -182,7 +182,7 @@ boost::asio::awaitable<void> Edge::CloseCalls(std::shared_ptr<runtime::AsyncEven
   closed->Set();
 }
 
-Result<sandbox::Backend*> Edge::BackendFor(v1::Backend kind) const {
+Result<sandbox::SandboxBackend*> Edge::BackendFor(v1::Backend kind) const {
   const auto it = backends_.find(kind == v1::BACKEND_UNSPECIFIED ? v1::BACKEND_CONTAINER : kind);
   if (it == backends_.end()) {
     return Error(Code::kFailedPrecondition, "backend.unavailable",

@@ -43,7 +43,7 @@ struct StartReport {
 class Edge final : public EdgeApi {
  public:
   // By kind; they outlive the Edge.
-  using Backends = std::map<v1::Backend, sandbox::Backend*>;
+  using Backends = std::map<v1::Backend, sandbox::SandboxBackend*>;
 
   // Opens <state_dir>/edge.db. Errors of RecordStore::Open: a damaged store is an error unless the
   // host has restarted since (nothing that it names can be alive then): it is set aside as
@@ -134,7 +134,7 @@ class Edge final : public EdgeApi {
   // --- edge.cc: what all share ---
   int64_t NowMs() const { return UnixMillis(options_.clock->Wall()); }
   bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
-  Result<sandbox::Backend*> BackendFor(v1::Backend kind) const;
+  Result<sandbox::SandboxBackend*> BackendFor(v1::Backend kind) const;
   // The live sandbox, or kGone / kNotFound.
   runtime::Task<SandboxPtr> FindLive(SandboxId id);
   // Of one that has ended.

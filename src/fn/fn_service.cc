@@ -100,7 +100,7 @@ FnService::~FnService() = default;
 
 dsec::Result<std::vector<std::string>> FnService::Start() {
   DSEC_TRY(std::vector<std::string> removed,
-           runtime::BlockOn(home_, backend_.Sweep(Deadline::After(kSweepTimeout))));
+           runtime::BlockOn(home_, backend_.Sweep({}, Deadline::After(kSweepTimeout))));
   (void)runtime::Spawn(background_, home_, KeepPools());
   ticker_ = std::make_unique<runtime::Periodic>(
       home_, "fn.tick", options_.tick,

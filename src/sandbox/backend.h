@@ -44,13 +44,24 @@ class Instance {
   virtual runtime::Task<v1::Usage> ReadUsage() = 0;
 };
 
-// One kind of sandbox. Thread-safe. Create, Adopt and Destroy never block the calling shard.
+// What keeps things on the host in which the code of users runs. Two kinds: sandboxes, each with an
+// agent and a record of its own, and calls (fn_backend.h), which have neither. Thread-safe; nothing
+// blocks the calling shard.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
   // What was probed on this host, for doctor and placement.
   virtual std::vector<v1::Capability> Capabilities() const = 0;
+  // Finds host things of this backend that nobody owns, removes them and returns one line for each.
+  // Owners are this process and, where there are records, those in `live`.
+  virtual runtime::Task<std::vector<std::string>> Sweep(const std::vector<v1::SandboxRecord>& live,
+                                                        runtime::Deadline deadline) = 0;
+};
+
+// One kind of sandbox.
+class SandboxBackend : public Backend {
+ public:
   // Fills defaults into `spec` and refuses what is malformed (kInvalidArgument with the field) or
   // cannot be enforced here (kFailedPrecondition, "limit.unenforceable"). Pure.
   virtual Result<void> Normalize(v1::SandboxSpec& spec) const = 0;
@@ -69,10 +80,6 @@ class Backend {
   // "sandbox.stuck" when something would not die (the caller keeps the record and tries again).
   virtual runtime::Task<void> Destroy(const v1::SandboxRecord& record,
                                       runtime::Deadline deadline) = 0;
-  // Finds host things of this node that no record in `live` owns, removes them and returns one line
-  // for each.
-  virtual runtime::Task<std::vector<std::string>> Sweep(const std::vector<v1::SandboxRecord>& live,
-                                                        runtime::Deadline deadline) = 0;
 };
 
 }  // namespace dsec::sandbox

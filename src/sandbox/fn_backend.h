@@ -14,6 +14,7 @@
 #include "os/unique_fd.h"
 #include "runtime/deadline.h"
 #include "runtime/task.h"
+#include "sandbox/backend.h"
 
 namespace dsec::sandbox {
 
@@ -29,7 +30,7 @@ struct FnRun {
   std::string_view stdin_bytes;
   std::vector<std::string> fetch;  // files to read back after the end; "dir/" = all below a folder,
                                    // "*" = all that the run made or changed
-  uint64_t fetch_bytes = 0;          // bound of all of them together
+  uint64_t fetch_bytes = 0;        // bound of all of them together
   std::vector<std::string> devices;  // device files of the node that the call may open
 };
 
@@ -73,12 +74,9 @@ struct FnWorkerSpec {
   v1::FnWarm warm;                // kind empty: none
 };
 
-// Calls in containers that exist ahead of them. Thread-safe; nothing blocks the calling shard.
-class FnBackend {
+// Calls in containers that exist ahead of them.
+class FnBackend : public Backend {
  public:
-  virtual ~FnBackend() = default;
-  virtual std::string_view name() const = 0;
-  virtual std::vector<v1::Capability> Capabilities() const = 0;
   // Canonical form (layer ids in place of names): what makes two environments one pool. kNotFound
   // layer.not_found, kInvalidArgument layer.wrong_kind, with the field.
   virtual runtime::Task<v1::FnEnvironment> Resolve(v1::FnEnvironment environment,
@@ -88,8 +86,6 @@ class FnBackend {
   virtual Result<v1::FnLimits> Normalize(v1::FnLimits limits, std::string_view prefix) const = 0;
   virtual runtime::Task<std::unique_ptr<FnWorker>> MakeWorker(FnWorkerSpec spec,
                                                               runtime::Deadline deadline) = 0;
-  // Removes what workers of earlier processes left on the host; one line each.
-  virtual runtime::Task<std::vector<std::string>> Sweep(runtime::Deadline deadline) = 0;
 };
 
 }  // namespace dsec::sandbox

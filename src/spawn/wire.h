@@ -249,7 +249,8 @@ struct Cell {
   uint32_t has_dev = 0;
   uint32_t timeout_ms = 0;
 };
-inline constexpr size_t kCellReplyFds = 3;
+inline constexpr size_t kCellFixedFds = 3;
+inline constexpr size_t kCellReplyFds = 2;
 
 struct CellEnd {
   uint32_t magic = kCellEndMagic;
@@ -297,7 +298,7 @@ inline bool WellFormed(const Views& views, size_t size, size_t fds) {
 }
 inline bool WellFormed(const Cell& cell, size_t size, size_t fds) {
   return size == sizeof(Cell) && cell.magic == kCellMagic && cell.version == kVersion &&
-         cell.has_dev <= 1 && fds == 2 + cell.has_dev;
+         cell.has_dev <= 1 && fds == kCellFixedFds + cell.has_dev;
 }
 inline bool WellFormed(const Launch& launch, size_t size, size_t fds) {
   if (size != sizeof(Launch) || launch.magic != kLaunchMagic || launch.version != kVersion ||

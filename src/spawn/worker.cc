@@ -59,14 +59,15 @@ Result<CellProcess> MakeCell(int control, uint64_t serial, const CellMounts& mou
   cell.has_dev = mounts.dev >= 0 ? 1 : 0;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.Remaining()).count();
   cell.timeout_ms = static_cast<uint32_t>(std::clamp<int64_t>(left, 1, 60'000));
-  const int fds[] = {mounts.root, mounts.shm, mounts.dev};
-  DSEC_TRY(auto answer,
-           Ask(control, cell, std::span(fds, 2 + cell.has_dev), deadline, "making a cell"));
+  DSEC_TRY(auto channel, os::PacketPair());
+  const int fds[] = {channel.second.get(), mounts.root, mounts.shm, mounts.dev};
+  DSEC_TRY(auto answer, Ask(control, cell, std::span(fds, wire::kCellFixedFds + cell.has_dev),
+                            deadline, "making a cell"));
   if (answer.fds.size() != wire::kCellReplyFds) {
     return Error(Code::kInternal, "spawn.bad_reply",
                  fmt::format("{} descriptors", answer.fds.size()));
   }
-  return CellProcess{std::move(answer.fds[0]), std::move(answer.fds[1]), std::move(answer.fds[2]),
+  return CellProcess{std::move(channel.first), std::move(answer.fds[0]), std::move(answer.fds[1]),
                      StepsOf(answer.reply)};
 }
 

@@ -94,7 +94,7 @@ class FakeHost {
 };
 
 // Passes "fake.create.step" before each thing that it makes. Its threads run the journal.
-class FakeBackend final : public sandbox::Backend {
+class FakeBackend final : public sandbox::SandboxBackend {
  public:
   explicit FakeBackend(FakeHost& host, size_t threads = 4)
       : host_(host), pool_("fake", threads, 10'000) {}

@@ -321,7 +321,8 @@ runtime::Task<std::unique_ptr<sandbox::FnWorker>> ScriptedBackend::MakeWorker(
   co_return std::make_unique<ScriptedWorker>(shared_, name, spec.environment.base(), home);
 }
 
-runtime::Task<std::vector<std::string>> ScriptedBackend::Sweep(Deadline) {
+runtime::Task<std::vector<std::string>> ScriptedBackend::Sweep(
+    const std::vector<v1::SandboxRecord>&, Deadline) {
   co_return std::vector<std::string>{"swept"};
 }
 

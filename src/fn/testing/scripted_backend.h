@@ -53,7 +53,8 @@ class ScriptedBackend final : public sandbox::FnBackend {
   Result<v1::FnLimits> Normalize(v1::FnLimits limits, std::string_view prefix) const override;
   runtime::Task<std::unique_ptr<sandbox::FnWorker>> MakeWorker(sandbox::FnWorkerSpec spec,
                                                                runtime::Deadline deadline) override;
-  runtime::Task<std::vector<std::string>> Sweep(runtime::Deadline deadline) override;
+  runtime::Task<std::vector<std::string>> Sweep(const std::vector<v1::SandboxRecord>& live,
+                                                runtime::Deadline deadline) override;
 
   // --- what tests do ---
   void SetLayers(std::set<std::string> names);

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <vector>
 
 #include "os/file.h"
 #include "os/unique_fd.h"
@@ -53,12 +52,19 @@ void AllowMinors(std::vector<bpf_insn>& code, int32_t major, const int32_t (&min
 }
 
 // struct bpf_cgroup_dev_ctx: access_type (low half: the kind of device), major, minor.
-std::vector<bpf_insn> Program() {
+std::vector<bpf_insn> Rules(const std::vector<DeviceNumber>& more) {
   std::vector<bpf_insn> code;
   code.push_back(Load(BPF_REG_2, 0));
   code.push_back({BPF_ALU64 | BPF_AND | BPF_K, BPF_REG_2, 0, 0, 0xffff});
   code.push_back(Load(BPF_REG_3, 4));
   code.push_back(Load(BPF_REG_4, 8));
+  for (const DeviceNumber& device : more) {
+    const int32_t kind = device.block ? BPF_DEVCG_DEV_BLOCK : BPF_DEVCG_DEV_CHAR;
+    code.push_back(Jump(BPF_JNE, BPF_REG_2, kind, 4));
+    code.push_back(Jump(BPF_JNE, BPF_REG_3, static_cast<int32_t>(device.major), 3));
+    code.push_back(Jump(BPF_JNE, BPF_REG_4, static_cast<int32_t>(device.minor), 2));
+    Return(code, 1);
+  }
   code.push_back(Jump(BPF_JEQ, BPF_REG_2, BPF_DEVCG_DEV_CHAR, 2));
   Return(code, 0);
   AllowMinors(code, kMemMajor, kMemMinors);
@@ -87,19 +93,26 @@ Result<uint64_t> TagOf(int program) {
   return tag;
 }
 
+struct Attached {
+  std::vector<uint32_t> ids;
+  uint32_t flags = 0;
+};
 // The programs that are attached to the directory itself.
-Result<std::vector<uint32_t>> Attached(int cgroup) {
-  std::vector<uint32_t> ids(kMaxPrograms);
+Result<Attached> FindAttached(int cgroup) {
+  Attached found;
+  found.ids.resize(kMaxPrograms);
   bpf_attr attr = {};
   attr.query.target_fd = static_cast<uint32_t>(cgroup);
   attr.query.attach_type = BPF_CGROUP_DEVICE;
-  attr.query.prog_ids = Pointer(ids.data());
+  attr.query.prog_ids = Pointer(found.ids.data());
   attr.query.prog_cnt = kMaxPrograms;
   if (Bpf(BPF_PROG_QUERY, attr) != 0) return Failed("query attached programs");
-  ids.resize(attr.query.prog_cnt);
-  return ids;
+  found.ids.resize(attr.query.prog_cnt);
+  found.flags = attr.query.attach_flags;
+  return found;
 }
 
+// `program` < 0: the one that is there.
 Result<void> Detach(int cgroup, int program) {
   bpf_attr attr = {};
   attr.target_fd = static_cast<uint32_t>(cgroup);
@@ -109,10 +122,18 @@ Result<void> Detach(int cgroup, int program) {
   return Ok();
 }
 
-}  // namespace
+// In place of the one that is there, which the kernel exchanges in one step.
+Result<void> Attach(int cgroup, int program) {
+  bpf_attr attach = {};
+  attach.target_fd = static_cast<uint32_t>(cgroup);
+  attach.attach_bpf_fd = static_cast<uint32_t>(program);
+  attach.attach_type = BPF_CGROUP_DEVICE;
+  attach.attach_flags = BPF_F_ALLOW_OVERRIDE;
+  if (Bpf(BPF_PROG_ATTACH, attach) != 0) return Failed("attach");
+  return Ok();
+}
 
-Result<void> EnforceDeviceRules(int cgroup) {
-  const std::vector<bpf_insn> code = Program();
+Result<os::UniqueFd> LoadProgram(const std::vector<bpf_insn>& code) {
   char log[4096] = {};
   bpf_attr attr = {};
   attr.prog_type = BPF_PROG_TYPE_CGROUP_DEVICE;
@@ -123,29 +144,35 @@ Result<void> EnforceDeviceRules(int cgroup) {
   attr.log_buf = Pointer(log);
   attr.log_size = sizeof(log);
   std::memcpy(attr.prog_name, "dsec_devices", sizeof("dsec_devices"));
-  const os::UniqueFd program(Bpf(BPF_PROG_LOAD, attr));
+  os::UniqueFd program(Bpf(BPF_PROG_LOAD, attr));
   if (!program.valid()) return Failed("load");
+  return program;
+}
+
+}  // namespace
+
+Result<void> EnforceDeviceRules(int cgroup) {
+  DSEC_TRY(const auto program, LoadProgram(Rules({})));
   DSEC_TRY(const uint64_t tag, TagOf(program.get()));
-  DSEC_TRY(const auto ids, Attached(cgroup));
-  std::vector<os::UniqueFd> old;
-  for (const uint32_t id : ids) {
+  DSEC_TRY(const auto there, FindAttached(cgroup));
+  for (const uint32_t id : there.ids) {
     bpf_attr get = {};
     get.prog_id = id;
-    os::UniqueFd other(Bpf(BPF_PROG_GET_FD_BY_ID, get));
+    const os::UniqueFd other(Bpf(BPF_PROG_GET_FD_BY_ID, get));
     if (!other.valid()) continue;
     DSEC_TRY(const uint64_t other_tag, TagOf(other.get()));
-    if (other_tag == tag) return Ok();
-    old.push_back(std::move(other));
+    if (there.flags == BPF_F_ALLOW_OVERRIDE && other_tag == tag) return Ok();
+    // One that was attached in another way does not let itself be exchanged. Until the new one is
+    // there the second line holds.
+    if (there.flags != BPF_F_ALLOW_OVERRIDE) DSEC_TRY_VOID(Detach(cgroup, other.get()));
   }
-  bpf_attr attach = {};
-  attach.target_fd = static_cast<uint32_t>(cgroup);
-  attach.attach_bpf_fd = static_cast<uint32_t>(program.get());
-  attach.attach_type = BPF_CGROUP_DEVICE;
-  attach.attach_flags = BPF_F_ALLOW_MULTI;
-  if (Bpf(BPF_PROG_ATTACH, attach) != 0) return Failed("attach");
-  // After the new one: with both attached a device must be allowed by both.
-  for (const os::UniqueFd& other : old) DSEC_TRY_VOID(Detach(cgroup, other.get()));
-  return Ok();
+  return Attach(cgroup, program.get());
+}
+
+Result<void> AllowDevices(int cgroup, const std::vector<DeviceNumber>& devices) {
+  if (devices.empty()) return Detach(cgroup, -1);
+  DSEC_TRY(const auto program, LoadProgram(Rules(devices)));
+  return Attach(cgroup, program.get());
 }
 
 v1::Capability DeviceCapability(const Result<void>& enforced) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "base/result.h"
 #include "dsec/v1/edge.pb.h"
 
@@ -13,7 +16,18 @@ namespace dsec::sandbox {
 //
 // A second line: mounts inside are nodev except /dev, and a user namespace can make no device
 // nodes.
+//
+// A directory below may be given more with AllowDevices.
 Result<void> EnforceDeviceRules(int cgroup);
+
+struct DeviceNumber {
+  bool block = false;
+  uint32_t major = 0;
+  uint32_t minor = 0;
+};
+// What processes below the v2 directory `cgroup` may open beyond the rules of the node; takes the
+// place of what was said before. Empty: nothing beyond.
+Result<void> AllowDevices(int cgroup, const std::vector<DeviceNumber>& devices);
 
 // How it went, for doctor.
 v1::Capability DeviceCapability(const Result<void>& enforced);

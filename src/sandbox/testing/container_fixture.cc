@@ -18,10 +18,10 @@ namespace fs = std::filesystem;
 
 constexpr char kService[] = "dsec.v1.Aether";
 constexpr const char* kPrograms[] = {
-    "sh",    "bash", "cat",      "chmod",   "chown",    "cp",       "dd",   "df",    "echo",
-    "env",   "head", "id",       "ls",      "mkdir",    "mknod",    "mv",   "nproc", "rm",
-    "sleep", "sort", "stat",     "sync",    "tail",     "touch",    "true", "uname", "wc",
-    "mount", "grep", "hostname", "getconf", "truncate", "fallocate"};
+    "sh",    "bash", "cat",  "chmod",  "chown",    "cp",      "dd",       "df",       "echo",
+    "env",   "head", "id",   "ls",     "mkdir",    "mknod",   "mv",       "nproc",    "rm",
+    "sleep", "sort", "stat", "sync",   "tail",     "touch",   "true",     "uname",    "wc",
+    "mount", "grep", "ln",   "mkfifo", "hostname", "getconf", "truncate", "fallocate"};
 
 // The shared libraries of a program, as ldd names them.
 std::vector<std::string> LibrariesOf(const std::string& program) {
@@ -45,7 +45,7 @@ void CopyInto(const std::string& tree, const std::string& path) {
 }
 
 Result<void> BuildTree(const std::string& tree) {
-  for (const char* dir : {"/etc", "/root", "/tmp", "/usr/bin", "/lib64"})
+  for (const char* dir : {"/bin", "/etc", "/root", "/tmp", "/usr/bin", "/lib64"})
     fs::create_directories(tree + dir);
   ::chmod((tree + "/tmp").c_str(), 01777);
   for (const char* program : kPrograms) {
@@ -59,6 +59,7 @@ Result<void> BuildTree(const std::string& tree) {
     fs::copy_file(fs::canonical(path), to, fs::copy_options::overwrite_existing);
     for (const std::string& library : LibrariesOf(path)) CopyInto(tree, library);
   }
+  fs::copy_file(DSEC_CALL_GUEST_PATH, tree + "/bin/call-guest");
   DSEC_TRY_VOID(os::CreateFile(AT_FDCWD, (tree + "/etc/passwd").c_str(),
                                "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n",
                                0644));
@@ -86,6 +87,9 @@ Result<TestLayers*> TestLayers::Get() {
   request.path = tree;
   DSEC_TRY_VOID(made->store_->Build(request, nullptr));
   fs::remove_all(tree);
+  // The node keeps a mount after its last use; here it is there before the first.
+  DSEC_TRY(const auto base, made->store_->Resolve("test-base:1", image::LayerKind::kBase));
+  DSEC_TRY_VOID(made->mounts_->Acquire(base.id));
   layers = std::move(made);
   return layers.get();
 }
@@ -103,6 +107,36 @@ Result<void> TestLayers::AddLayer(image::LayerKind kind, const std::string& name
   auto built = store_->Build(request, nullptr);
   fs::remove_all(tree);
   if (!built.ok()) return std::move(built).error();
+  return Ok();
+}
+
+Result<void> TestLayers::AddPython() {
+  if (has_python_) return Ok();
+  const std::string tree = dir_->path() + "/tree";
+  DSEC_TRY_VOID(os::MakeDir(AT_FDCWD, tree.c_str(), 0755));
+  DSEC_TRY_VOID(BuildTree(tree));
+  const fs::path program = fs::canonical("/usr/bin/python3");
+  const fs::path library = "/usr/lib/" + program.filename().string();
+  CopyInto(tree, program);
+  for (const std::string& needed : LibrariesOf(program)) CopyInto(tree, needed);
+  fs::create_symlink(program.filename(), tree + "/usr/bin/python3");
+  fs::create_directories(tree + library.string());
+  for (const auto& entry : fs::directory_iterator(library)) {
+    const std::string name = entry.path().filename();
+    if (name == "test" || name == "idlelib" || name.starts_with("config-")) continue;
+    fs::copy(entry.path(), tree + entry.path().string(),
+             fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  }
+  image::BuildRequest request;
+  request.kind = image::LayerKind::kBase;
+  request.name = "test-python:1";
+  request.source = image::SourceKind::kDirectory;
+  request.path = tree;
+  auto built = store_->Build(request, nullptr);
+  fs::remove_all(tree);
+  if (!built.ok()) return std::move(built).error();
+  DSEC_TRY_VOID(mounts_->Acquire(built->layer.id));
+  has_python_ = true;
   return Ok();
 }
 

@@ -27,12 +27,15 @@ class TestLayers {
   // A layer that holds one file.
   Result<void> AddLayer(image::LayerKind kind, const std::string& name, const std::string& path,
                         const std::string& content);
+  // "test-python:1", a base with the host's interpreter; built when it is first asked for.
+  Result<void> AddPython();
   Result<void> Remove(const std::string& ref) { return store_->Remove(ref); }
 
  private:
   std::optional<os::TempDir> dir_;
   std::unique_ptr<image::LayerStore> store_;
   std::unique_ptr<image::LayerMounts> mounts_;
+  bool has_python_ = false;
 };
 
 // A node of its own (cgroups dsec-tsbox, ids of its own) on the real kernel, with the real spawner

@@ -20,9 +20,15 @@ void FnCallTest::OpenFnCall() {
   fncall_ = std::move(*opened);
 }
 
-std::unique_ptr<FnWorker> FnCallTest::MakeWorker(v1::FnWarm warm) {
+void FnCallTest::OpenAnew() {
+  fncall_.reset();
+  Open();
+  if (backend_ != nullptr) OpenFnCall();
+}
+
+std::unique_ptr<FnWorker> FnCallTest::MakeWorker(v1::FnWarm warm, const std::string& base) {
   FnWorkerSpec spec;
-  spec.environment.set_base("test-base:1");
+  spec.environment.set_base(base);
   spec.warm = std::move(warm);
   auto made =
       On(fncall_->MakeWorker(std::move(spec), runtime::Deadline::After(std::chrono::seconds(30))));

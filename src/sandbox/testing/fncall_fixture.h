@@ -20,7 +20,10 @@ class FnCallTest : public ContainerTest {
   void TearDown() override;
 
   void OpenFnCall();
-  std::unique_ptr<FnWorker> MakeWorker(v1::FnWarm warm = {});
+  // Both backends, as a daemon that starts.
+  void OpenAnew();
+  std::unique_ptr<FnWorker> MakeWorker(v1::FnWarm warm = {},
+                                       const std::string& base = "test-base:1");
   // A run of `sh -c script` with the backend's default limits.
   FnRun Shell(const std::string& script);
   // The same with a program of the layer.

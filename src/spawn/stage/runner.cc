@@ -60,7 +60,7 @@ class Runner {
   int AttachViews(const int* fds);
   void Serve(const wire::Cell& cell, const int* fds);
   int MakeGroup(const char* name, UniqueFd* group);
-  int StartCell(const wire::Cell& cell, const int* fds, StepClock& clock, int out[2]);
+  int StartCell(const wire::Cell& cell, const int* fds, StepClock& clock, UniqueFd* oom_score);
   void AwaitEnd(const wire::Cell& cell);
   int RemoveGroup(const char* name);
 
@@ -175,9 +175,10 @@ void Runner::ReceiveViews() {
 void Runner::Loop() {
   ReceiveViews();
   while (true) {
+    constexpr size_t kMaxFds = wire::kCellFixedFds + 1;
     wire::Cell cell;
-    int fds[3];
-    size_t count = 3;
+    int fds[kMaxFds];
+    size_t count = kMaxFds;
     ssize_t size = os::ReceivePacketRaw(control_, &cell, sizeof(cell), fds, &count, 0);
     // Nothing of a cell lives at this point; what else could be in A goes with this process.
     if (size == 0 || size == -ECONNRESET) ::_exit(0);
@@ -196,38 +197,34 @@ int Runner::MakeGroup(const char* name, UniqueFd* group) {
   return ::fchownat(group->get(), "cgroup.procs", 1, 1, 0) == 0 ? 0 : -errno;
 }
 
-int Runner::StartCell(const wire::Cell& cell, const int* fds, StepClock& clock, int out[2]) {
-  int launch[2], channel[2];
+int Runner::StartCell(const wire::Cell& cell, const int* fds, StepClock& clock,
+                      UniqueFd* oom_score) {
+  int launch[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, launch) != 0)
     return clock.Fail(Step::kCloneCell, -errno);
   UniqueFd launch_here(launch[0]), launch_init(launch[1]);
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channel) != 0)
-    return clock.Fail(Step::kCloneCell, -errno);
-  UniqueFd channel_here(channel[0]), channel_init(channel[1]);
   int pidfd = -1;
   pid_t pid = os::Clone3(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC, &pidfd, fds_.init_dir, SIGCHLD);
   if (pid < 0) return clock.Fail(Step::kCloneCell, -errno);
   if (pid == 0) {
-    RunCell({&shared_, &worker_views, launch_init.get(), channel_init.get(), user_ns_.get(), fds,
+    RunCell({&shared_, &worker_views, launch_init.get(), fds[0], user_ns_.get(), fds + 1,
              cell.has_dev != 0});
   }
   init_.Reset(pidfd);
   init_pid_ = pid;
   clock.Done(Step::kCloneCell);
   launch_init.Reset();
-  channel_init.Reset();
   wire::Reply made;
-  int oom_score = -1;
+  int score = -1;
   size_t count = 1;
   int error = AwaitReply(launch_here.get(),
                          MonotonicUsec() + static_cast<uint64_t>(cell.timeout_ms) * 1000u, &made,
-                         &oom_score, &count);
+                         &score, &count);
   if (error != 0) return clock.Fail(Step::kMounts, error);
+  if (count == 1) oom_score->Reset(score);
   clock.Append(made);
-  if (made.failed != Step::kNone || count != 1) return clock.Fail(made.failed, -made.sys_errno);
-  out[0] = channel_here.Release();
-  out[1] = oom_score;
-  return 0;
+  if (made.failed != Step::kNone) return clock.Fail(made.failed, -made.sys_errno);
+  return oom_score->valid() ? 0 : clock.Fail(Step::kMounts, -EBADMSG);
 }
 
 void Runner::Serve(const wire::Cell& cell, const int* fds) {
@@ -235,23 +232,21 @@ void Runner::Serve(const wire::Cell& cell, const int* fds) {
   StepClock clock(&reply);
   char name[kGroupNameBytes];
   GroupName(cell.serial, name);
-  int made[2] = {-1, -1};
+  UniqueFd oom_score;
   int error = MakeGroup(name, &group_);
   if (error != 0) {
     clock.Fail(Step::kCgroups, error);
   } else {
     clock.Done(Step::kCgroups);
-    error = StartCell(cell, fds, clock, made);
+    error = StartCell(cell, fds, clock, &oom_score);
   }
   // After a failure the worker is over: the daemon sees it by the answer.
-  const int out[wire::kCellReplyFds] = {made[0], group_.get(), made[1]};
+  const int out[wire::kCellReplyFds] = {group_.get(), oom_score.get()};
   if (os::SendPacketRaw(control_, &reply, sizeof(reply), out, error == 0 ? wire::kCellReplyFds : 0,
                         0) != 0 ||
       error != 0) {
     ::_exit(1);
   }
-  ::close(made[0]);
-  ::close(made[1]);
 }
 
 // The group is empty once the init has been reaped: that waits for all of its pid namespace. Kill

@@ -36,7 +36,7 @@ struct ContainerOptions {
 // Two descriptors a live sandbox (agent, channel). What it makes bears the name of its slot or
 // sandbox below node-specific roots, so that a process that starts anew finds it all: an instance
 // of this class begins with what the host has.
-class ContainerBackend final : public Backend {
+class ContainerBackend final : public SandboxBackend {
  public:
   // Takes the host as it is; nothing of an earlier process is touched before Adopt, Destroy or
   // Sweep say so. `store` and `layers` must outlive it. Blocking. kFailedPrecondition names the

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,9 +16,10 @@
 #include "base/clock.h"
 #include "os/fd_passing.h"
 #include "os/file.h"
-#include "os/memfd.h"
 #include "sandbox/backends/fncall/call_files.h"
+#include "sandbox/backends/fncall/program.h"
 #include "sandbox/backends/fncall/verdict.h"
+#include "sandbox/backends/fncall/warm.h"
 #include "sandbox/isolators/cgroup_tree.h"
 #include "spawn/agent_abi.h"
 
@@ -30,61 +30,13 @@ namespace abi = spawn::abi;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr uint64_t kExecId = 1;
 // From SIGKILL to all until nothing is left.
 constexpr auto kKillGrace = std::chrono::seconds(5);
 // CPU time is looked at no later than it can be used up by all cores, and not more often than this.
 constexpr auto kMinLook = milliseconds(5);
 // A killed process of the tree may leave the rest waiting for it for ever.
 constexpr auto kMaxLook = milliseconds(250);
-constexpr uint64_t kOpenFiles = 4096;
-constexpr uint64_t kMinStack = 8ull << 20;
-constexpr uint64_t kMaxStack = 1ull << 30;
 constexpr size_t kPipeRead = 65536;
-
-struct Pipe {
-  os::UniqueFd read, write;
-};
-// Our end does not block; the program's does, as it expects.
-Result<Pipe> MakePipe(bool we_read) {
-  int fds[2];
-  if (::pipe2(fds, O_CLOEXEC) != 0) return os::ErrnoError("fn.pipe", "make a pipe");
-  Pipe pipe{os::UniqueFd(fds[0]), os::UniqueFd(fds[1])};
-  if (::fcntl(we_read ? fds[0] : fds[1], F_SETFL, O_NONBLOCK) != 0)
-    return os::ErrnoError("fn.pipe", "set up a pipe");
-  return pipe;
-}
-
-void AppendString(std::vector<uint8_t>& payload, std::string_view text) {
-  payload.insert(payload.end(), text.begin(), text.end());
-  payload.push_back(0);
-}
-
-Result<os::UniqueFd> MakePayload(const FnRun& run) {
-  abi::ExecPayload header;
-  std::vector<uint8_t> payload(sizeof(header));
-  for (const std::string& word : run.argv) AppendString(payload, word);
-  for (const auto& [key, value] : run.env) AppendString(payload, key + "=" + value);
-  AppendString(payload, fmt::format("/{}", kWorkFolder));
-  header.strings_bytes = static_cast<uint32_t>(payload.size() - sizeof(header));
-  header.argc = static_cast<uint32_t>(run.argv.size());
-  header.envc = static_cast<uint32_t>(run.env.size());
-  header.uid = kCallUser;
-  header.gid = kCallUser;
-  const auto limit = [&header](int resource, uint64_t soft, uint64_t hard) {
-    header.rlimits[header.rlimit_count++] = {static_cast<uint32_t>(resource), 0, soft, hard};
-  };
-  const v1::FnLimits& limits = run.limits;
-  limit(RLIMIT_FSIZE, limits.file_bytes(), limits.file_bytes());
-  limit(RLIMIT_NOFILE, kOpenFiles, kOpenFiles);
-  // The stack may take what memory there is; what bounds it is the memory limit.
-  limit(RLIMIT_STACK, std::clamp(limits.memory_bytes(), kMinStack, kMaxStack), RLIM_INFINITY);
-  // For one process alone, when nobody else counts: the tree's time is looked at from outside.
-  const uint64_t seconds = limits.cpu_ms() / 1000 + 2;
-  limit(RLIMIT_CPU, seconds, seconds + 1);
-  std::memcpy(payload.data(), &header, sizeof(header));
-  return os::SealedMemfd("call", payload);
-}
 
 // One stream of the program: keeps the first `cap` bytes, counts all.
 class Output {
@@ -141,6 +93,7 @@ class Call {
   Result<void> OnTime();
   Result<void> Stop(StoppedBy why);
   Result<bool> EndTree();
+  Result<uint64_t> CpuUsed() const;
   FnReport TooLarge(const Error& error) const;
 
   int group() const { return cell_.process.group.get(); }
@@ -154,6 +107,7 @@ class Call {
   std::string_view stdin_left_;
   std::optional<Output> stdout_, stderr_;
   MonoTime started_, wall_end_, next_look_, kill_end_;
+  uint64_t cpu_before_ = 0;
   bool ended_ = false;
   bool init_gone_ = false;
   std::optional<Error> exec_failure_;
@@ -163,35 +117,32 @@ class Call {
 
 MonoTime Now() { return Clock::System().Mono(); }
 
+// When all cores together could have used up what is left.
+MonoTime::duration UntilLook(microseconds cpu_left) {
+  return std::clamp<MonoTime::duration>(
+      cpu_left / std::max(std::thread::hardware_concurrency(), 1u), kMinLook, kMaxLook);
+}
+
 Result<void> Call::Start() {
   const v1::FnLimits& limits = run_.limits;
-  DSEC_TRY(auto in, MakePipe(false));
-  DSEC_TRY(auto out, MakePipe(true));
-  DSEC_TRY(auto err, MakePipe(true));
-  DSEC_TRY(auto status, MakePipe(true));
-  DSEC_TRY(const auto payload, MakePayload(run_));
   DSEC_TRY_VOID(worker_.groups().Begin(group()));
-  abi::ExecRequest request;
-  request.flags = abi::kHasCgroup;
-  request.id = kExecId;
-  const int fds[] = {payload.get(),   status.write.get(), in.read.get(),
-                     out.write.get(), err.write.get(),    group()};
+  DSEC_TRY(cpu_before_, CallGroups::CpuUsec(group()));
   started_ = Now();
-  const int error = os::SendPacketRaw(cell_.process.channel.get(), &request, sizeof(request), fds,
-                                      std::size(fds), 0);
-  if (error != 0) {
-    return Error(Code::kUnavailable, "fn.worker_died", "the cell's init has ended before the call")
-        .WithErrno(-error);
+  Program program;
+  if (cell_.warm.has_value()) {
+    DSEC_TRY_VOID(HandOver(*cell_.warm, run_));
+    program = std::move(cell_.warm->program);
+  } else {
+    DSEC_TRY(program, StartProgram(cell_.process.channel.get(), group(), run_.argv, run_.env,
+                                   RlimitsOf(limits), {}));
   }
   wall_end_ = started_ + milliseconds(limits.wall_ms());
-  next_look_ = started_ + std::clamp<MonoTime::duration>(
-                              milliseconds(limits.cpu_ms()) / std::thread::hardware_concurrency(),
-                              kMinLook, kMaxLook);
-  status_ = std::move(status.read);
-  stdout_.emplace(std::move(out.read), limits.output_bytes());
-  stderr_.emplace(std::move(err.read), limits.output_bytes());
+  next_look_ = started_ + UntilLook(milliseconds(limits.cpu_ms()));
+  status_ = std::move(program.status);
+  stdout_.emplace(std::move(program.out), limits.output_bytes());
+  stderr_.emplace(std::move(program.err), limits.output_bytes());
   stdin_left_ = run_.stdin_bytes;
-  if (!stdin_left_.empty()) stdin_ = std::move(in.write);
+  if (!stdin_left_.empty()) stdin_ = std::move(program.in);
   return Ok();
 }
 
@@ -260,16 +211,19 @@ Result<void> Call::Stop(StoppedBy why) {
   return CallGroups::Kill(group());
 }
 
+Result<uint64_t> Call::CpuUsed() const {
+  DSEC_TRY(const uint64_t now, CallGroups::CpuUsec(group()));
+  return now - std::min(now, cpu_before_);
+}
+
 Result<void> Call::OnTime() {
   const MonoTime now = Now();
   if (now >= next_look_) {
-    DSEC_TRY(const uint64_t used, CallGroups::CpuUsec(group()));
+    DSEC_TRY(const uint64_t used, CpuUsed());
     const uint64_t allowed = run_.limits.cpu_ms() * 1000;
     if (used > allowed) return Stop(StoppedBy::kCpu);
     if (worker_.groups().OomKills() > 0) return Stop(StoppedBy::kMemory);
-    next_look_ = now + std::clamp<MonoTime::duration>(
-                           microseconds((allowed - used) / std::thread::hardware_concurrency()),
-                           kMinLook, kMaxLook);
+    next_look_ = now + UntilLook(microseconds(allowed - used));
   }
   if (now >= wall_end_) return Stop(StoppedBy::kWall);
   return Ok();
@@ -347,7 +301,8 @@ FnReport Call::TooLarge(const Error& error) const {
 Result<FnReport> Call::Run() {
   const v1::FnLimits& limits = run_.limits;
   DSEC_TRY_VOID(cell_.disk.Resize(limits.disk_bytes(), limits.disk_inodes()));
-  DSEC_TRY_VOID(worker_.groups().SetLimits(limits.memory_bytes(), limits.processes()));
+  DSEC_TRY_VOID(
+      worker_.groups().SetLimits(limits.memory_bytes() + cell_.warm_bytes, limits.processes()));
   auto written = files_.Write(run_);
   if (!written.ok()) {
     if (written.error().reason() == "fn.files_too_large") return TooLarge(written.error());
@@ -365,7 +320,7 @@ Result<FnReport> Call::Run() {
   if (exec_failure_.has_value()) return std::move(*exec_failure_);
   stdout_->Read();
   stderr_->Read();
-  DSEC_TRY(evidence_.cpu_usec, CallGroups::CpuUsec(group()));
+  DSEC_TRY(evidence_.cpu_usec, CpuUsed());
   DSEC_TRY(const auto counters, worker_.groups().Read(group()));
   evidence_.oom_kills = counters.oom_kills;
   evidence_.forks_denied = counters.forks_denied;

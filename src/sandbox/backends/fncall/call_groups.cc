@@ -5,7 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "os/file.h"
 #include "sandbox/isolators/control_file.h"
@@ -76,6 +77,16 @@ uint64_t CallGroups::MemoryNow() const {
 uint64_t CallGroups::OomKills() const {
   const uint64_t now = ReadControl(memory_.get(), OomFile(), "oom_kill");
   return now - std::min(now, before_.oom_kills);
+}
+
+bool CallGroups::AwaitRelease(MonoTime deadline) const {
+  constexpr uint64_t kNothingMuch = 1 << 20;
+  constexpr auto kPause = std::chrono::milliseconds(1);
+  while (ReadControl(memory_.get(), "memory.stat", "shmem") > kNothingMuch) {
+    if (Clock::System().Mono() >= deadline) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
 }
 
 Result<uint64_t> CallGroups::Processes() const {

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/clock.h"
 #include "base/result.h"
 #include "os/unique_fd.h"
 #include "sandbox/isolators/cgroup_tree.h"
@@ -38,6 +39,12 @@ class CallGroups {
   Result<Counters> Read(int call) const;
   // OOM kills since Begin.
   uint64_t OomKills() const;
+  // What the end of a cell frees is freed a little later: its files in memory and shared segments
+  // go with mounts and namespaces that the kernel takes down by itself, and tells nobody when it
+  // has. False when some of it is still there at the deadline.
+  bool AwaitRelease(MonoTime deadline) const;
+  // What is charged to the worker now.
+  uint64_t MemoryNow() const;
   // Processes in the groups now, the worker's own included.
   Result<uint64_t> Processes() const;
 
@@ -47,7 +54,6 @@ class CallGroups {
   static Result<void> Kill(int call);
 
  private:
-  uint64_t MemoryNow() const;
   Result<void> SetMemory(uint64_t bytes);
   std::string_view OomFile() const { return memory_v1_ ? "memory.oom_control" : "memory.events"; }
 

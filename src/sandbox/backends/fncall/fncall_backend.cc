@@ -172,6 +172,7 @@ Result<v1::FnLimits> FnCallBackend::Normalize(v1::FnLimits limits, std::string_v
 runtime::Task<std::unique_ptr<FnWorker>> FnCallBackend::MakeWorker(FnWorkerSpec spec,
                                                                    runtime::Deadline deadline) {
   state_->Collect();
+  DSEC_CO_TRY_VOID(CheckWarm(spec.warm));
   auto acquire = [state = state_.get(), asked = spec.environment]() -> Result<HeldLayers> {
     DSEC_TRY(const auto ids, ResolveLayers(state->store, RefsOf(asked)));
     return AcquireLayers(state->layers, ids);
@@ -194,7 +195,8 @@ runtime::Task<std::unique_ptr<FnWorker>> FnCallBackend::MakeWorker(FnWorkerSpec 
   co_return std::make_unique<Worker>(std::move(core), std::move(runner));
 }
 
-runtime::Task<std::vector<std::string>> FnCallBackend::Sweep(runtime::Deadline deadline) {
+runtime::Task<std::vector<std::string>> FnCallBackend::Sweep(const std::vector<v1::SandboxRecord>&,
+                                                             runtime::Deadline deadline) {
   auto sweep = [state = state_.get(), deadline]() -> Result<std::vector<std::string>> {
     const std::set<SlotName> foreign = state->parts.indices.Foreign();
     const auto owned = [&](const SlotName& name) { return !foreign.contains(name); };

@@ -49,7 +49,8 @@ class FnCallBackend final : public FnBackend {
   Result<v1::FnLimits> Normalize(v1::FnLimits limits, std::string_view prefix) const override;
   runtime::Task<std::unique_ptr<FnWorker>> MakeWorker(FnWorkerSpec spec,
                                                       runtime::Deadline deadline) override;
-  runtime::Task<std::vector<std::string>> Sweep(runtime::Deadline deadline) override;
+  runtime::Task<std::vector<std::string>> Sweep(const std::vector<v1::SandboxRecord>& live,
+                                                runtime::Deadline deadline) override;
 
  private:
   struct State;

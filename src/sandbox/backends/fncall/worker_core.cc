@@ -2,6 +2,7 @@
 #include "sandbox/backends/fncall/worker_core.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@ using std::chrono::seconds;
 
 constexpr auto kMakeTime = seconds(20);
 constexpr auto kCellTime = seconds(10);
+constexpr auto kWarmTime = seconds(60);
 constexpr auto kRemoveTime = seconds(10);
 // Between attempts to remove what would not go.
 constexpr auto kFirstBackoff = std::chrono::milliseconds(100);
@@ -105,7 +107,15 @@ runtime::Task<FnReport> WorkerCore::Run(FnRun run, runtime::Deadline deadline) {
     job_.emplace(Job{std::move(run), deadline, delivery});
     wake_.notify_all();
   }
-  auto waited = co_await delivery->done.Wait(runtime::Deadline::Never());
+  auto waited = co_await delivery->done.Wait(deadline);
+  if (!waited.ok() && waited.error().code() == Code::kDeadlineExceeded) {
+    if (Withdraw(*delivery)) {
+      Stop();
+      co_return Error(Code::kUnavailable, "fn.worker_broken", "no cell was ready in time");
+    }
+    // It runs, within limits of its own.
+    waited = co_await delivery->done.Wait(runtime::Deadline::Never());
+  }
   if (!waited.ok()) {
     // The call's bytes are the caller's: they are used until the thread has let go of them.
     Stop();
@@ -115,9 +125,18 @@ runtime::Task<FnReport> WorkerCore::Run(FnRun run, runtime::Deadline deadline) {
   co_return std::move(*delivery->result);
 }
 
+bool WorkerCore::Withdraw(const Delivery<FnReport>& of) {
+  const std::lock_guard lock(mutex_);
+  if (!job_.has_value() || job_->delivery.get() != &of) return false;
+  job_.reset();
+  return true;
+}
+
 Result<void> WorkerCore::Make() {
-  DSEC_TRY_VOID(host_.Make(options_.layers, runtime::Deadline::After(kMakeTime)));
-  DSEC_TRY_VOID(Prepare());
+  const ViewShape view{std::max(std::thread::hardware_concurrency(), 1u) * 1000u,
+                       options_.prepared.memory_bytes()};
+  DSEC_TRY_VOID(host_.Make(options_.layers, view, runtime::Deadline::After(kMakeTime)));
+  DSEC_TRY_VOID(Prepare({}));
   const std::lock_guard lock(mutex_);
   runner_fd_.Reset(::fcntl(host_.runner().fd(), F_DUPFD_CLOEXEC, 3));
   if (!runner_fd_.valid()) return os::ErrnoError("fn.worker", "duplicate the runner's descriptor");
@@ -126,9 +145,18 @@ Result<void> WorkerCore::Make() {
   return Ok();
 }
 
-Result<void> WorkerCore::Prepare() {
-  DSEC_TRY(cell_, host_.MakeCell(options_.prepared, {}, runtime::Deadline::After(kCellTime)));
-  return Ok();
+Result<void> WorkerCore::Prepare(const std::vector<std::string>& devices) {
+  DSEC_TRY(cell_, host_.MakeCell(options_.prepared, devices, runtime::Deadline::After(kCellTime)));
+  if (options_.warm.kind().empty()) return Ok();
+  return host_.Warm(*cell_, options_.warm, options_.prepared, stop_.get(),
+                    runtime::Deadline::After(kWarmTime));
+}
+
+Result<void> WorkerCore::EndCell() {
+  DSEC_TRY(const auto ended, host_.EndCell(std::move(*std::exchange(cell_, std::nullopt)),
+                                           runtime::Deadline::After(kCellTime)));
+  if (ended.dirt.empty()) return Ok();
+  return Error(Code::kUnavailable, "fn.worker_broken", ended.dirt);
 }
 
 std::optional<WorkerCore::Job> WorkerCore::NextJob() {
@@ -139,8 +167,12 @@ std::optional<WorkerCore::Job> WorkerCore::NextJob() {
 }
 
 Result<FnReport> WorkerCore::Do(Job& job) {
-  auto report = RunCall(host_, *cell_, job.run, stop_.get());
-  return report;
+  if (!job.run.devices.empty()) {
+    // The cell that waits has none; the next one after this call will again.
+    DSEC_TRY_VOID(EndCell());
+    DSEC_TRY_VOID(Prepare(job.run.devices));
+  }
+  return RunCall(host_, *cell_, job.run, stop_.get());
 }
 
 // No further call.
@@ -156,6 +188,11 @@ void WorkerCore::Finish(Error why) {
 }
 
 void WorkerCore::Main() {
+  // A program need not read what it is sent.
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  ::pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
   auto lives = Make();
   while (lives.ok()) {
     auto job = NextJob();
@@ -170,22 +207,15 @@ void WorkerCore::Main() {
     Deliver(std::exchange(job->delivery, nullptr), std::move(report));
     if (over) break;
     // What follows is for the next call, and that waits for it.
-    auto ended = host_.EndCell(std::move(*cell_), runtime::Deadline::After(kCellTime));
-    cell_.reset();
-    if (!ended.ok()) {
-      lives = std::move(ended).error();
-    } else if (!ended->dirt.empty()) {
-      lives = Error(Code::kUnavailable, "fn.worker_broken", ended->dirt);
-    } else {
-      lives = Prepare();
-    }
+    lives = EndCell();
+    if (lives.ok()) lives = Prepare({});
   }
   if (lives.ok()) {
     Finish(Error(Code::kUnavailable, "fn.worker_died", "the worker was ended"));
   } else {
     if (!stopping()) log::Warn("fn.worker_over", {{"worker", text_}, {"error", lives.error()}});
     Error why = lives.error();
-    if (why.reason() != "fn.worker_died" && why.reason() != "fn.worker_broken") {
+    if (!why.reason().starts_with("fn.")) {
       why = Error(Code::kUnavailable, "fn.worker_broken", std::move(why).ToString());
     }
     Finish(std::move(why));

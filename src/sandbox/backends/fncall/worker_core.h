@@ -64,9 +64,12 @@ class WorkerCore {
   template <typename T>
   static void Deliver(std::shared_ptr<Delivery<T>> to, Result<T> result);
 
+  // Takes back a job that the thread has not begun.
+  bool Withdraw(const Delivery<FnReport>& of);
   void Main();
   Result<void> Make();
-  Result<void> Prepare();
+  Result<void> Prepare(const std::vector<std::string>& devices);
+  Result<void> EndCell();
   std::optional<Job> NextJob();
   Result<FnReport> Do(Job& job);
   void Finish(Error why);

@@ -8,7 +8,6 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-#include <array>
 #include <string_view>
 
 #include "base/fault.h"
@@ -16,6 +15,8 @@
 #include "os/file.h"
 #include "os/mount.h"
 #include "sandbox/backends/fncall/call_files.h"
+#include "sandbox/backends/fncall/dev_folder.h"
+#include "sandbox/isolators/devices.h"
 
 namespace dsec::sandbox {
 namespace {
@@ -93,7 +94,8 @@ Result<void> CellDisk::Resize(uint64_t to_bytes, uint64_t to_inodes) {
   return Ok();
 }
 
-Result<void> WorkerHost::Make(HeldLayers layers, runtime::Deadline deadline) {
+Result<void> WorkerHost::Make(HeldLayers layers, const ViewShape& view,
+                              runtime::Deadline deadline) {
   DSEC_FAULT_POINT("fn.worker.before_make");
   layers_ = std::move(layers);
   spawn::WorkerPlan plan;
@@ -109,7 +111,7 @@ Result<void> WorkerHost::Make(HeldLayers layers, runtime::Deadline deadline) {
   slot_dir_ = std::move(made.slot);
   DSEC_TRY(lowers_, MapLayers(layers_, process_.user_ns.get()));
   DSEC_TRY_VOID(MakeBottom());
-  return Furnish(deadline);
+  return Furnish(view, deadline);
 }
 
 Result<void> WorkerHost::MakeBottom() {
@@ -128,8 +130,15 @@ Result<void> WorkerHost::MakeBottom() {
   return Ok();
 }
 
-Result<void> WorkerHost::Furnish(runtime::Deadline deadline) {
-  return spawn::FurnishWorker(process_.control.get(), {}, {}, deadline);
+Result<void> WorkerHost::Furnish(const ViewShape& view, runtime::Deadline deadline) {
+  DSEC_TRY(const auto views, parts_.views.For(view, process_.user_ns.get()));
+  std::vector<std::string> targets;
+  std::vector<int> mounts;
+  for (const ViewMount& item : views) {
+    targets.push_back(item.target);
+    mounts.push_back(item.mount.get());
+  }
+  return spawn::FurnishWorker(process_.control.get(), targets, mounts, deadline);
 }
 
 Result<CellDisk> WorkerHost::MakeDisk(uint64_t bytes, uint64_t inodes) {
@@ -152,30 +161,51 @@ Result<Cell> WorkerHost::MakeCell(const v1::FnLimits& limits,
                                   const std::vector<std::string>& devices,
                                   runtime::Deadline deadline) {
   DSEC_FAULT_POINT("fn.worker.before_cell");
-  if (!devices.empty())
-    return Error(Code::kFailedPrecondition, "fn.devices", "devices are not offered yet");
-  // The limit of the last call is no bound for what the worker itself needs to make a cell.
   Cell cell;
+  os::UniqueFd dev;
+  if (!devices.empty()) {
+    DSEC_TRY(const auto nodes, FindDevices(devices));
+    DSEC_TRY(dev, MakeDevFolder(nodes, parts_.ids.IdBase(name_.index)));
+    DSEC_TRY_VOID(AllowDevices(slot_dir_.get(), NumbersOf(nodes)));
+    devices_allowed_ = true;
+  }
   cell.serial = ++serial_;
   DSEC_TRY(cell.disk, MakeDisk(limits.disk_bytes(), limits.disk_inodes()));
   DSEC_TRY(const auto shm, os::CloneMount(cell.disk.mount.get(), "shm", false));
   DSEC_TRY_VOID(os::SetMountAttributes(shm.get(), kDataAttributes, 0));
   DSEC_TRY(cell.process, spawn::MakeCell(process_.control.get(), cell.serial,
-                                         {cell.disk.root.get(), shm.get(), -1}, deadline));
+                                         {cell.disk.root.get(), shm.get(), dev.get()}, deadline));
   DSEC_TRY_VOID(os::WriteAll(cell.process.oom_score.get(), kInitOomScore));
   cell.process.oom_score.Reset();
   return cell;
+}
+
+Result<void> WorkerHost::Warm(Cell& cell, const v1::FnWarm& warm, const v1::FnLimits& prepared,
+                              int cancel, runtime::Deadline deadline) {
+  DSEC_TRY_VOID(groups_.SetLimits(prepared.memory_bytes(), prepared.processes()));
+  DSEC_TRY(cell.warm,
+           StartWarm(cell.process.channel.get(), cell.process.group.get(), warm, cancel, deadline));
+  // Rounded up, so that one call after another finds the limit as it is.
+  constexpr uint64_t kStep = 4 << 20;
+  cell.warm_bytes = (groups_.MemoryNow() + kStep - 1) / kStep * kStep;
+  return Ok();
 }
 
 Result<spawn::CellReport> WorkerHost::EndCell(Cell cell, runtime::Deadline deadline) {
   const uint64_t serial = cell.serial;
   cell = Cell();  // the channel, and what holds its mounts
   DSEC_TRY(auto report, spawn::AwaitCellEnd(process_.control.get(), serial, deadline));
+  if (devices_allowed_) {
+    DSEC_TRY_VOID(AllowDevices(slot_dir_.get(), {}));
+    devices_allowed_ = false;
+  }
   if (!report.dirt.empty()) return report;
   // Whatever was moved into the groups otherwise, or out of the cell's reach.
   DSEC_TRY(const uint64_t processes, groups_.Processes());
   if (processes != 1)
     report.dirt = fmt::format("{} processes are left in its groups", processes - 1);
+  if (report.dirt.empty() && !groups_.AwaitRelease(deadline.at()))
+    report.dirt = "memory of a call stays charged after its end";
   return report;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "os/unique_fd.h"
 #include "runtime/deadline.h"
 #include "sandbox/backends/fncall/call_groups.h"
+#include "sandbox/backends/fncall/warm.h"
 #include "sandbox/node_parts.h"
 #include "sandbox/rootfs.h"
 #include "spawn/worker.h"
@@ -42,6 +44,8 @@ struct Cell {
   uint64_t serial = 0;
   spawn::CellProcess process;
   CellDisk disk;
+  std::optional<WarmProgram> warm;
+  uint64_t warm_bytes = 0;  // memory that it holds
 };
 
 // One worker on the host. Everything blocks; one thread.
@@ -50,9 +54,13 @@ class WorkerHost {
   WorkerHost(const NodeParts& parts, SlotName name) : parts_(parts), name_(name) {}
 
   // Cgroups, ids, namespaces, runner, layers. What a failed Make leaves is for Remove.
-  Result<void> Make(HeldLayers layers, runtime::Deadline deadline);
+  // What cells show of the machine is as large as `view`.
+  Result<void> Make(HeldLayers layers, const ViewShape& view, runtime::Deadline deadline);
   Result<Cell> MakeCell(const v1::FnLimits& limits, const std::vector<std::string>& devices,
                         runtime::Deadline deadline);
+  // Starts the interpreter of a cell under the limits of `prepared`.
+  Result<void> Warm(Cell& cell, const v1::FnWarm& warm, const v1::FnLimits& prepared, int cancel,
+                    runtime::Deadline deadline);
   // Ends a cell and waits until everything of it is gone. An error, or dirt in the report: the
   // worker is over.
   Result<spawn::CellReport> EndCell(Cell cell, runtime::Deadline deadline);
@@ -68,7 +76,7 @@ class WorkerHost {
   uint32_t owner() const { return parts_.ids.IdBase(name_.index) + kCallUser; }
 
  private:
-  Result<void> Furnish(runtime::Deadline deadline);
+  Result<void> Furnish(const ViewShape& view, runtime::Deadline deadline);
   Result<void> MakeBottom();
   Result<CellDisk> MakeDisk(uint64_t bytes, uint64_t inodes);
 
@@ -81,6 +89,7 @@ class WorkerHost {
   // The mapped layers, and above them a small one with the folders that every root needs.
   std::vector<os::UniqueFd> lowers_;
   uint64_t serial_ = 0;
+  bool devices_allowed_ = false;
 };
 
 }  // namespace dsec::sandbox
