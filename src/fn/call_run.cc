@@ -2,7 +2,9 @@
 #include "fn/call_run.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cerrno>
+#include <initializer_list>
+#include <map>
 #include <set>
 
 #include "base/log.h"
@@ -39,6 +41,17 @@ bool IsRequestError(const Error& error) {
 
 // What the program itself decided. Times depend on how busy the node is.
 bool Cacheable(const v1::FnStep& step) { return step.limit() != "wall" && step.limit() != "cpu"; }
+
+// What programs look for wherever they run; a later list stands before an earlier one.
+std::vector<std::pair<std::string, std::string>> Env(
+    std::initializer_list<const google::protobuf::RepeatedPtrField<v1::KeyValue>*> lists) {
+  std::map<std::string, std::string> env = {
+      {"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, {"HOME", "/tmp"}};
+  for (const auto* list : lists) {
+    for (const v1::KeyValue& pair : *list) env[pair.key()] = pair.value();
+  }
+  return {env.begin(), env.end()};
+}
 
 Pools::Cause CauseOf(const Error& error) {
   if (error.reason() == kWorkerDied) return Pools::Cause::kDied;
@@ -255,8 +268,7 @@ boost::asio::awaitable<void> CallRun::StoreCompiled(const Engine& engine, std::s
 runtime::Task<std::shared_ptr<const Compiled>> CallRun::CompileNow() {
   FnRun run;
   run.argv = Words(type_.compile());
-  for (const v1::KeyValue& pair : type_.compile().env())
-    run.env.emplace_back(pair.key(), pair.value());
+  run.env = Env({&type_.compile().env()});
   run.limits = compile_limits_;
   run.code_path = type_.source();
   run.code = call_.code();
@@ -316,11 +328,7 @@ runtime::Task<bool> CallRun::RunWith(std::shared_ptr<const Compiled> compiled) {
   }
   FnRun run;
   run.argv = Words(type_.run());
-  for (const v1::KeyValue& pair : type_.run().env()) run.env.emplace_back(pair.key(), pair.value());
-  for (const v1::KeyValue& pair : call_.env()) {
-    std::erase_if(run.env, [&](const auto& has) { return has.first == pair.key(); });
-    run.env.emplace_back(pair.key(), pair.value());
-  }
+  run.env = Env({&type_.run().env(), &call_.env()});
   run.limits = run_limits_;
   const auto& words = type_.run().argv();
   if (compiled == nullptr || std::find(words.begin(), words.end(), kSourceWord) != words.end()) {

@@ -44,7 +44,7 @@ TEST_F(FnCallTest, Plain_RunsCodeWithInputArgumentsAndFiles) {
 
 TEST_F(FnCallTest, Compiled_RunsWhatTheCompilerMade) {
   Start();
-  v1::FnCall call = CallOf("compiled", "cc echo compiling\necho running\nenv A\nenv B");
+  v1::FnCall call = CallOf("compiled", "cc echo compiling\necho running\nenv A\nenv B\nenv HOME");
   v1::KeyValue& env = *call.add_env();
   env.set_key("B");
   env.set_value("call");
@@ -52,7 +52,7 @@ TEST_F(FnCallTest, Compiled_RunsWhatTheCompilerMade) {
   ASSERT_TRUE(result.ok()) << result.error().ToString();
   EXPECT_EQ(result->verdict(), v1::FN_OK);
   EXPECT_EQ(result->compile().stdout().data(), "compiling\n");
-  EXPECT_EQ(result->run().stdout().data(), "running\ntypecall");
+  EXPECT_EQ(result->run().stdout().data(), "running\ntypecall/tmp");
   const auto runs = backend_.runs();
   ASSERT_EQ(runs.size(), 2);
   EXPECT_THAT(runs[0].argv, ElementsAre("/bin/cc", "main.txt"));
