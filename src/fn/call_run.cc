@@ -34,11 +34,6 @@ std::chrono::nanoseconds Since(MonoTime start) { return std::chrono::steady_cloc
 
 double Seconds(uint64_t usec) { return static_cast<double>(usec) * 1e-6; }
 
-bool IsRequestError(const Error& error) {
-  return error.code() == Code::kNotFound || error.code() == Code::kInvalidArgument ||
-         error.code() == Code::kCancelled;
-}
-
 // What the program itself decided. Times depend on how busy the node is.
 bool Cacheable(const v1::FnStep& step) { return step.limit() != "wall" && step.limit() != "cpu"; }
 
@@ -105,7 +100,11 @@ runtime::Task<void> CallRun::Steps() {
       call_.has_environment() ? call_.environment() : type_.environment(),
       Deadline::After(engine_.options.resolve_timeout));
   if (!resolved.ok()) {
-    if (IsRequestError(resolved.error())) co_return std::move(resolved).error();
+    if (resolved.error().code() == Code::kCancelled) co_return std::move(resolved).error();
+    if (IsLayerError(resolved.error())) {
+      std::string field = "environment." + resolved.error().field();
+      co_return std::move(resolved).error().WithField(std::move(field));
+    }
     co_return Fault(std::move(resolved).error());
   }
   environment_ = std::move(resolved).value();

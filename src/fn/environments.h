@@ -15,6 +15,13 @@
 
 namespace dsec::fn {
 
+// Whether an error of the backend is about the layers that a call names: its client's to mend.
+// Anything else that is not found is the platform's.
+inline bool IsLayerError(const Error& error) {
+  return (error.code() == Code::kNotFound || error.code() == Code::kInvalidArgument) &&
+         error.reason().starts_with("layer.");
+}
+
 // Environments in canonical form. An answer of the backend holds for a moment, so that a flood of
 // calls asks once, and a name that has been given to another layer is seen soon. One shard.
 class Environments {

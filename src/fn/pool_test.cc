@@ -248,6 +248,14 @@ TEST_F(FnPoolTest, WorkersThatCannotBeMade_AreTriedAgainThenTold) {
   EXPECT_EQ(Count("dsec_fn_worker_make_failures_total"), 5);
 }
 
+TEST_F(FnPoolTest, SomethingElseNotFound_IsThePlatformsFault) {
+  Start();
+  backend_.FailMakes(3, Error(Code::kNotFound, "os.open", "cpu.stat: no such file"));
+  const auto result = Call(CallOf("plain", "echo a"));
+  ASSERT_TRUE(result.ok()) << result.error().ToString();
+  EXPECT_EQ(result->reason(), "fn.no_worker");
+}
+
 TEST_F(FnPoolTest, DeathOfAnIdleWorker_IsNoticed) {
   Start();
   Run("plain", "echo a");

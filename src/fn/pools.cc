@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "fn/digest.h"
+#include "fn/environments.h"
 
 namespace dsec::fn {
 namespace {
@@ -25,11 +26,6 @@ std::string_view CauseName(Pools::Cause cause) {
 
 Error Stopping() {
   return Error(Code::kUnavailable, "edge.stopping", "the node is stopping; send the call again");
-}
-
-// Another environment than the one asked for will not appear by waiting.
-bool IsRequestError(const Error& error) {
-  return error.code() == Code::kNotFound || error.code() == Code::kInvalidArgument;
 }
 
 }  // namespace
@@ -364,7 +360,8 @@ void Pools::MakeFailed(const std::shared_ptr<Pool>& pool, const Error& error) {
   log::Warn(
       "fn.worker_not_made",
       {{"base", pool->spec.environment.base()}, {"failures", pool->failures}, {"error", error}});
-  if (IsRequestError(error)) return RefuseWaiters(*pool, error);
+  // What is missing will not appear by waiting.
+  if (IsLayerError(error)) return RefuseWaiters(*pool, error);
   const auto backoff = std::min<std::chrono::milliseconds>(
       options_.make_backoff_max,
       options_.make_backoff_min * (1ll << std::min(pool->failures, 20u)));

@@ -268,7 +268,7 @@ runtime::Task<v1::FnEnvironment> ScriptedBackend::Resolve(v1::FnEnvironment envi
   ++shared_->resolved;
   if (!shared_->layers.contains(environment.base())) {
     co_return Error(Code::kNotFound, "layer.not_found", "no layer " + environment.base())
-        .WithField("environment.base");
+        .WithField("base");
   }
   environment.set_base("id-of-" + environment.base());
   co_return environment;
