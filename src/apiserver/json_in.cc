@@ -405,6 +405,22 @@ std::vector<std::string> Query::Texts(std::string_view name) {
   return out;
 }
 
+std::map<std::string, std::string> Query::Labels(std::string_view name) {
+  std::map<std::string, std::string> labels;
+  for (const std::string& label : Texts(name)) {
+    const size_t equals = label.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      Fail(name, "must be key=value", "request.invalid");
+      continue;
+    }
+    const std::string value = label.substr(equals + 1);
+    const auto [known, fresh] = labels.insert({label.substr(0, equals), value});
+    if (!fresh && known->second != value)
+      Fail(name, "a label cannot have two values", "request.contradiction");
+  }
+  return labels;
+}
+
 std::string Query::Text(std::string_view name, bool required) {
   auto all = Texts(name);
   if (all.size() > 1) Fail(name, "is given more than once", "request.duplicate");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
@@ -67,6 +68,8 @@ class Query {
   explicit Query(std::string_view encoded);
   std::string Text(std::string_view name, bool required = false);
   std::vector<std::string> Texts(std::string_view name);
+  // Each `name`=key=value; a key with two values is an error.
+  std::map<std::string, std::string> Labels(std::string_view name);
   bool Has(std::string_view name) const;
   uint64_t Number(std::string_view name, uint64_t fallback, uint64_t min = 0,
                   uint64_t max = UINT64_MAX >> 1);

@@ -26,13 +26,21 @@ struct LayerView {
   std::map<std::string, std::string> labels;
 };
 
+struct LayerQuery {
+  std::string kind;    // one of the three words, or empty
+  std::string prefix;  // some name, or the id, begins so
+  std::map<std::string, std::string> labels;
+  std::string after;  // only ids greater than this
+  uint32_t limit = 0;
+};
+
 // The node's layer store as the apiserver sees it. Every call may be made from any shard, resumes
 // on the caller's, never blocks it and is bounded by `deadline`.
 class LayerCatalog {
  public:
   virtual ~LayerCatalog() = default;
-  // In order of id. `kind` is one of the three words or empty; `prefix`: some name begins so.
-  virtual runtime::Task<std::vector<LayerView>> List(std::string kind, std::string prefix,
+  // In order of id.
+  virtual runtime::Task<std::vector<LayerView>> List(LayerQuery query,
                                                      runtime::Deadline deadline) = 0;
   // `ref` is name:tag or an id. kNotFound "layer.not_found".
   virtual runtime::Task<LayerView> Get(std::string ref, runtime::Deadline deadline) = 0;

@@ -120,10 +120,15 @@ Task<void> SandboxEvents(Call& call) {
 }
 
 Task<void> ListLayers(Call& call) {
-  const std::string kind = call.query.Text("kind");
-  const std::string prefix = call.query.Text("prefix");
+  LayerQuery query;
+  query.kind = call.query.Text("kind");
+  query.prefix = call.query.Text("prefix");
+  query.labels = call.query.Labels("label");
+  query.limit = static_cast<uint32_t>(call.query.Number("page_size", 100, 1, 1000));
+  query.after = call.query.Text("page_token");
   DSEC_CO_TRY_VOID(call.query.Finish());
-  auto found = co_await call.services.layers.List(kind, prefix, Call::Usual());
+  const uint32_t limit = query.limit;
+  auto found = co_await call.services.layers.List(std::move(query), Call::Usual());
   if (!found.ok()) co_return std::move(found).error();
   std::string body;
   JsonWriter json(body);
@@ -133,6 +138,7 @@ Task<void> ListLayers(Call& call) {
     WriteLayer(json, layer);
   }
   json.EndArray();
+  json.Field("next_page_token", found->size() < limit ? std::string() : found->back().id);
   json.EndObject();
   auto done = co_await call.Json(200, std::move(body));
   co_return done;

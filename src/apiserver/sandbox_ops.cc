@@ -195,19 +195,8 @@ Task<void> List(Call& call) {
     DSEC_CO_TRY(const v1::State parsed, ParseState(state, "state"));
     request.add_states(parsed);
   }
-  for (const std::string& label : call.query.Texts("label")) {
-    const size_t equals = label.find('=');
-    if (equals == std::string::npos || equals == 0) {
-      co_return Error(Code::kInvalidArgument, "request.invalid", "label: must be key=value")
-          .WithField("label");
-    }
-    const std::string value = label.substr(equals + 1);
-    const auto [known, fresh] = request.mutable_labels()->insert({label.substr(0, equals), value});
-    if (!fresh && known->second != value) {
-      co_return Error(Code::kInvalidArgument, "request.contradiction",
-                      "label: a label cannot have two values")
-          .WithField("label");
-    }
+  for (const auto& [key, value] : call.query.Labels("label")) {
+    (*request.mutable_labels())[key] = value;
   }
   request.set_name(call.query.Text("name"));
   request.set_include_ended(call.query.Flag("include_ended", false));

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -29,6 +30,16 @@ CREATE TABLE labels(
   PRIMARY KEY(layer, key)) WITHOUT ROWID;
 PRAGMA user_version = 1;
 )sql";
+
+// Added after the first release of the schema; any version works without them.
+constexpr char kIndexes[] = R"sql(
+CREATE INDEX IF NOT EXISTS layers_by_kind ON layers(kind, id);
+CREATE INDEX IF NOT EXISTS labels_by_value ON labels(key, value, layer);
+)sql";
+
+// A filter that fits at most so many layers is the one that a listing starts from. One that fits
+// more is looked up for each layer on the way, where a page's worth is soon found.
+constexpr uint64_t kFew = 2000;
 
 constexpr char kColumns[] =
     "id, kind, meta_bytes, blob_bytes, entries, content_bytes, created_unix_ms, source, config";
@@ -164,6 +175,7 @@ class Catalog::Impl {
           Code::kFailedPrecondition, "layer.catalog_version",
           fmt::format("{} has schema {}, this program knows {}", path, version, kSchemaVersion));
     }
+    DSEC_TRY_VOID(Execute(db_, kIndexes));
     return transaction.Commit();
   }
 
@@ -228,23 +240,33 @@ class Catalog::Impl {
 
   Result<std::vector<LayerInfo>> List(const ListFilter& filter) {
     const std::lock_guard lock(mutex_);
-    std::string sql = fmt::format("SELECT {} FROM layers WHERE 1", kColumns);
-    if (filter.kind) sql += " AND kind = ?";
-    if (!filter.prefix.empty()) {
-      sql +=
-          " AND (substr(id, 1, length(?)) = ? OR EXISTS(SELECT 1 FROM names WHERE layer = id AND "
-          "substr(name || ':' || tag, 1, length(?)) = ?))";
+    std::string sql = fmt::format("SELECT {} FROM layers WHERE id > ?", kColumns);
+    std::vector<std::string> values = {filter.after};
+    if (filter.kind) {
+      sql += " AND kind = ?";
+      values.emplace_back(KindName(*filter.kind));
     }
-    for (size_t i = 0; i < filter.labels.size(); ++i) {
-      sql += " AND EXISTS(SELECT 1 FROM labels WHERE layer = id AND key = ? AND value = ?)";
+    if (const std::string& prefix = filter.prefix; !prefix.empty()) {
+      const Condition names = NamesThatBegin(prefix);
+      DSEC_TRY(const std::string fits, Fits(names));
+      if (prefix.starts_with(kIdPrefix) || kIdPrefix.starts_with(prefix)) {
+        sql += " AND (id >= ? AND id < ? OR " + fits + ")";
+        values.insert(values.end(), {prefix, End(prefix)});
+      } else {
+        sql += " AND " + fits;
+      }
+      std::ranges::copy(names.values, std::back_inserter(values));
+    }
+    for (const auto& [key, value] : filter.labels) {
+      const Condition labelled{"labels", "key = ? AND value = ?", {key, value}};
+      DSEC_TRY(const std::string fits, Fits(labelled));
+      sql += " AND " + fits;
+      std::ranges::copy(labelled.values, std::back_inserter(values));
     }
     sql += " ORDER BY id";
+    if (filter.limit != 0) sql += fmt::format(" LIMIT {}", filter.limit);
     Statement select(db_, sql);
-    if (filter.kind) select.Text(KindName(*filter.kind));
-    if (!filter.prefix.empty()) {
-      for (int i = 0; i < 4; ++i) select.Text(filter.prefix);
-    }
-    for (const auto& [key, value] : filter.labels) select.Text(key).Text(value);
+    for (const std::string& value : values) select.Text(value);
     std::vector<LayerInfo> list;
     while (true) {
       DSEC_TRY(const bool more, select.Step());
@@ -269,6 +291,38 @@ class Catalog::Impl {
   bool created() const { return created_; }
 
  private:
+  // Rows of `table` whose layer fits.
+  struct Condition {
+    std::string table;
+    std::string where;
+    std::vector<std::string> values;
+  };
+
+  // Names are printable ASCII: what begins with a text lies between it and it with a DEL.
+  static std::string End(std::string_view prefix) { return std::string(prefix) + '\x7f'; }
+
+  static Condition NamesThatBegin(const std::string& prefix) {
+    const size_t colon = prefix.find(':');
+    if (colon == std::string::npos) {
+      return {"names", "name >= ? AND name < ?", {prefix, End(prefix)}};
+    }
+    const std::string tag = prefix.substr(colon + 1);
+    return {"names", "name = ? AND tag >= ? AND tag < ?", {prefix.substr(0, colon), tag, End(tag)}};
+  }
+
+  // An expression over a row of layers.
+  Result<std::string> Fits(const Condition& condition) {
+    Statement count(db_, fmt::format("SELECT count(*) FROM (SELECT 1 FROM {} WHERE {} LIMIT {})",
+                                     condition.table, condition.where, kFew + 1));
+    for (const std::string& value : condition.values) count.Text(value);
+    DSEC_TRY_VOID(count.Step());
+    if (count.NumberAt(0) <= kFew) {
+      return fmt::format("id IN (SELECT layer FROM {} WHERE {})", condition.table, condition.where);
+    }
+    return fmt::format("EXISTS(SELECT 1 FROM {} WHERE layer = layers.id AND {})", condition.table,
+                       condition.where);
+  }
+
   Result<LayerInfo> Read(const Statement& row) {
     LayerInfo layer;
     layer.id = LayerId(row.TextAt(0));

@@ -19,6 +19,8 @@ struct ListFilter {
   std::optional<LayerKind> kind = {};
   std::string prefix = {};                         // of a NAME:TAG or of an id; empty: all
   std::map<std::string, std::string> labels = {};  // all must match
+  std::string after = {};                          // only ids greater than this
+  uint64_t limit = 0;                              // the first so many; 0: all
 };
 
 // What is known of the layers beside their content: names, labels, origin. SQLite with a rollback
@@ -41,7 +43,9 @@ class Catalog {
   Result<void> Put(const LayerInfo& layer, const std::optional<LayerName>& name);
   // By id, by at least 12 hex digits of one, or by NAME[:TAG]. kNotFound "layer.not_found".
   Result<LayerInfo> Find(std::string_view ref) const;
-  Result<std::vector<LayerInfo>> List(const ListFilter& filter) const;  // in order of id
+  // In order of id. With a limit the time does not grow with the catalogue or with how far the page
+  // is from its begin, unless several filters each fit thousands of layers and hardly any fits all.
+  Result<std::vector<LayerInfo>> List(const ListFilter& filter) const;
   Result<void> RemoveName(const LayerName& name);
   // The layer with all its names and labels.
   Result<void> RemoveLayer(const LayerId& id);

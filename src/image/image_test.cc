@@ -430,6 +430,38 @@ TEST_F(CatalogTest, List_FiltersByKindPrefixAndLabel) {
   EXPECT_EQ(found.labels.at("team"), "a");
 }
 
+TEST_F(CatalogTest, Pages_ShowEveryLayerOnce) {
+  constexpr uint64_t kLayers = 2500;  // more than what counts as few
+  const auto id = [](uint64_t n) { return LayerId(fmt::format("sha256:{:064x}", n * 7919)); };
+  for (uint64_t n = 0; n < kLayers; ++n) {
+    LayerInfo layer = Layer('0', n % 2 == 0 ? LayerKind::kBase : LayerKind::kWorkspace);
+    layer.id = id(n);
+    layer.labels = {{"all", "yes"}, {"rest", fmt::format("{}", n % 100)}};
+    const auto name = LayerName{fmt::format("{}/l{}", n % 2 == 0 ? "even" : "odd", n), "1"};
+    ASSERT_TRUE(catalog_->Put(layer, name).ok());
+  }
+  const auto count = [&](ListFilter filter) {
+    uint64_t found = 0;
+    filter.limit = 90;
+    while (true) {
+      const auto page = catalog_->List(filter);
+      EXPECT_TRUE(page.ok());
+      found += page->size();
+      if (page->size() < filter.limit) return found;
+      filter.after = page->back().id.str();
+    }
+  };
+  EXPECT_EQ(count({}), kLayers);
+  EXPECT_EQ(count({.kind = LayerKind::kWorkspace}), kLayers / 2);
+  EXPECT_EQ(count({.prefix = "even/"}), kLayers / 2);
+  EXPECT_EQ(count({.prefix = "even/l24:"}), 1U);
+  EXPECT_EQ(count({.prefix = "s"}), kLayers);
+  EXPECT_EQ(count({.prefix = "sha256:00"}), kLayers);
+  EXPECT_EQ(count({.labels = {{"all", "yes"}}}), kLayers);
+  EXPECT_EQ(count({.labels = {{"all", "yes"}, {"rest", "7"}}}), kLayers / 100);
+  EXPECT_EQ(count({.kind = LayerKind::kBase, .labels = {{"rest", "7"}}}), 0U);
+}
+
 TEST_F(CatalogTest, Removal_TakesNamesAlong) {
   ASSERT_TRUE(catalog_->Put(Layer('1', LayerKind::kBase), LayerName{"a", "1"}).ok());
   ASSERT_TRUE(catalog_->Put(Layer('1', LayerKind::kBase), LayerName{"a", "2"}).ok());

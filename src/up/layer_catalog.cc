@@ -21,16 +21,17 @@ apiserver::LayerView ViewOf(const image::LayerInfo& info) {
 
 }  // namespace
 
-runtime::Task<std::vector<apiserver::LayerView>> LayerCatalog::List(std::string kind,
-                                                                    std::string prefix,
+runtime::Task<std::vector<apiserver::LayerView>> LayerCatalog::List(apiserver::LayerQuery query,
                                                                     runtime::Deadline deadline) {
-  auto list = [this, kind = std::move(kind),
-               prefix = std::move(prefix)]() -> Result<std::vector<apiserver::LayerView>> {
+  auto list = [this, query = std::move(query)]() -> Result<std::vector<apiserver::LayerView>> {
     image::ListFilter filter;
-    if (!kind.empty()) {
-      DSEC_TRY(filter.kind, image::ParseKind(kind));
+    if (!query.kind.empty()) {
+      DSEC_TRY(filter.kind, image::ParseKind(query.kind));
     }
-    filter.prefix = prefix;
+    filter.prefix = query.prefix;
+    filter.labels = query.labels;
+    filter.after = query.after;
+    filter.limit = query.limit;
     DSEC_TRY(const std::vector<image::LayerInfo> found, store_.List(filter));
     std::vector<apiserver::LayerView> views;
     for (const image::LayerInfo& info : found) views.push_back(ViewOf(info));

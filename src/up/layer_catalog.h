@@ -15,7 +15,7 @@ class LayerCatalog final : public apiserver::LayerCatalog {
  public:
   // `store` must outlive it.
   explicit LayerCatalog(image::LayerStore& store) : store_(store), pool_("layer_catalog", 2, 256) {}
-  runtime::Task<std::vector<apiserver::LayerView>> List(std::string kind, std::string prefix,
+  runtime::Task<std::vector<apiserver::LayerView>> List(apiserver::LayerQuery query,
                                                         runtime::Deadline deadline) override;
   runtime::Task<apiserver::LayerView> Get(std::string ref, runtime::Deadline deadline) override;
   runtime::Task<void> Remove(std::string ref, runtime::Deadline deadline) override;

@@ -253,6 +253,11 @@ def drive_node_events(api, box):
 def drive_list_layers(api, _):
     found = api.call("ListLayers", kind="base", prefix=BASE.split(":")[0])["layers"]
     assert any(BASE in layer["names"] for layer in found)
+    every = api.call("ListLayers")["layers"]
+    page = api.call("ListLayers", page_size=1)
+    assert page["layers"] == every[:1] and page["next_page_token"] == every[0]["id"]
+    assert api.call("ListLayers", page_token=page["next_page_token"])["layers"] == every[1:]
+    assert api.call("ListLayers", label="no=such")["layers"] == []
     assert api.call("ListLayers", kind="nothing", status=400)["error"]["field"] == "kind"
 
 

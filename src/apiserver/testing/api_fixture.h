@@ -23,7 +23,7 @@ inline const std::string kNobody = "/v1/sandboxes/sb-n1-01h000000000000000000000
 
 class EmptyCatalog final : public LayerCatalog {
  public:
-  runtime::Task<std::vector<LayerView>> List(std::string, std::string, runtime::Deadline) override {
+  runtime::Task<std::vector<LayerView>> List(LayerQuery, runtime::Deadline) override {
     co_return std::vector<LayerView>();
   }
   runtime::Task<LayerView> Get(std::string ref, runtime::Deadline) override {

@@ -316,9 +316,27 @@ class DSecClient:
         """What the node is and can do (the table of ``dsec doctor``) and its load."""
         return (self._transport.call("GET", "/v1/node")).json()
 
-    def layers(self, *, kind: typing.Optional[str] = None, prefix: typing.Optional[str] = None) -> "list[dict]":
-        """Lists layers: base, workspace or toolkit."""
-        return (self._transport.call("GET", "/v1/layers" + _wire.query(kind=kind, prefix=prefix))).json()["layers"]
+    def layers(
+        self,
+        *,
+        kind: typing.Optional[str] = None,
+        prefix: typing.Optional[str] = None,
+        labels: typing.Optional[typing.Mapping[str, str]] = None,
+    ) -> typing.Iterator[dict]:
+        """Yields layers in order of id, fetched page by page: of one kind (base, workspace, toolkit), with a name or id that
+        begins with ``prefix``, with all ``labels``."""
+        wanted = [f"{key}={value}" for key, value in (labels or {}).items()]
+        token = ""
+        while True:
+            url = "/v1/layers" + _wire.query(
+                kind=kind, prefix=prefix, label=wanted, page_size=1000, page_token=token or None
+            )
+            page = (self._transport.call("GET", url)).json()
+            for layer in page["layers"]:
+                yield layer
+            token = page["next_page_token"]
+            if not token:
+                return
 
     def call(self, args: _fn.DSecFnCallArgs, *, timeout: float = 600.0) -> _fn.FnResult:
         """Runs one stateless call to its verdict; nothing of it stays.
