@@ -113,7 +113,7 @@ def test_command_line(node, tmp_path):
     assert done.returncode == 126 and b"COMPILE_ERROR" in done.stderr and b"was not declared" in done.stderr
     done = node.cli("fn", "run", "-", "--type", "bash", "--json", input=b"kill -SEGV $$")
     assert done.returncode == 139 and json.loads(done.stdout)["verdict"] == "SIGNALED"
-    assert b"python3" in node.cli("fn", "types").stdout and b"fn-languages:1" in node.cli("fn", "pools").stdout
+    assert b"python3" in node.cli("fn", "types").stdout and b"sha256:" in node.cli("fn", "pools").stdout
     assert node.cli("fn", "run", str(source), "--type", "no-such").returncode == 125
 
 
