@@ -140,6 +140,7 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   options.listen = {config.listen};
   options.api_key = key;
   options.fn = fn.get();
+  options.fn_max_cpu_ms = config.fn_max_wall_ms;
   options.default_exec_timeout = std::chrono::milliseconds(config.default_exec_timeout_ms);
   auto server = apiserver::ApiServer::Start(*shards, *edge, catalog, options);
   if (!server.ok()) {
