@@ -291,6 +291,10 @@ TEST_F(FakeCgroups, List_TakesNothingForItsOwnThatIsNot) {
 TEST(SlotName, Parse_IsTheInverseOfStr) {
   const SlotName name{4094, 1764432000000000};
   EXPECT_EQ(SlotName::Parse(name.str()), name);
+  const SlotName worker{3, 5, SlotKind::kWorker};
+  EXPECT_EQ(worker.str(), "f3-5");
+  EXPECT_EQ(SlotName::Parse("f3-5"), worker);
+  EXPECT_NE(SlotName::Parse("s3-5"), worker);
   EXPECT_EQ(SlotName::Parse("s4294967296-1"), std::nullopt);
   EXPECT_EQ(SlotName::Parse(""), std::nullopt);
 }

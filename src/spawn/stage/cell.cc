@@ -67,27 +67,27 @@ int MoveViews(const wire::Views& views, int root) {
   return 0;
 }
 
-// The folders that mounts go to are in the root: the daemon sees to that.
+// The folders that mounts go to are in the root: the daemon sees to that. The runner's /proc, which
+// shows the processes of A and without which no other could be mounted, stays behind on the stage:
+// taking it off would wait for a grace period of RCU, and covered it is as good as gone
+// (EnterRoot).
 void BuildMounts(const CellStart& start, StepClock& clock) {
-  int error = MountProc(kInitProc);
+  UniqueFd root;
+  int error = AttachRoot(kFirstMount, &root);
+  if (error != 0) Fail(clock, Step::kRoot, error);
+  clock.Done(Step::kRoot);
+  char proc[32];
+  std::snprintf(proc, sizeof(proc), "%s%s", kNewRoot, kInitProc);
+  error = MountProc(proc);
   if (error != 0) Fail(clock, Step::kInitProc, error);
   clock.Done(Step::kInitProc);
-  // Over the worker's own, which stays below for the masks of the next cells.
   if (start.has_dev) error = Attach(kFirstMount + 2, AT_FDCWD, kInitDev);
   if (error == 0) error = MountPts("/dev/pts", kTtyGroup);
   if (error == 0) error = Attach(kFirstMount + 1, AT_FDCWD, "/dev/shm");
+  if (error == 0 && ::move_mount(AT_FDCWD, kInitDev, root.get(), "dev", 0) != 0) error = -errno;
   if (error != 0) Fail(clock, Step::kDev, error);
   clock.Done(Step::kDev);
-  UniqueFd root;
-  error = AttachRoot(kFirstMount, &root);
-  if (error != 0) Fail(clock, Step::kRoot, error);
-  if (::move_mount(AT_FDCWD, kInitProc, root.get(), "proc", 0) != 0 ||
-      ::move_mount(AT_FDCWD, kInitDev, root.get(), "dev", 0) != 0) {
-    Fail(clock, Step::kMounts, -errno);
-  }
   error = MoveViews(*start.views, root.get());
-  // What is left of the runner's mounts: its /proc, which shows processes of A.
-  if (error == 0 && ::umount2(kInitProc, MNT_DETACH) != 0) error = -errno;
   if (error == 0) error = EnterRoot(root.get());
   if (error != 0) Fail(clock, Step::kMounts, error);
   clock.Done(Step::kMounts);
@@ -98,8 +98,8 @@ void BuildMounts(const CellStart& start, StepClock& clock) {
 void RunCell(const CellStart& start) {
   wire::Reply reply;
   StepClock clock(&reply);
-  // As RunInit: no signal is blocked or handled but SIGCHLD, which is taken by descriptor.
-  ResetSignals();
+  // As RunInit: no signal is blocked or handled but SIGCHLD, which is taken by descriptor. The
+  // runner has none of its own.
   sigset_t children;
   ::sigemptyset(&children);
   ::sigaddset(&children, SIGCHLD);

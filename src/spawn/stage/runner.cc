@@ -298,7 +298,6 @@ void Runner::AwaitEnd(const wire::Cell& cell) {
   wire::Reply reply;
   StepClock clock(&reply);
   ResetSignals();
-  ::signal(SIGPIPE, SIG_IGN);
   AwaitGo(sync);
   clock.Restart();
   Rename(shared, "runner");

@@ -183,6 +183,23 @@ TEST_F(SlotPoolTest, ThousandRounds_NeverTwoOwners) {
   }
 }
 
+TEST_F(SlotPoolTest, Reserved_IsOneOfTheSameIndices) {
+  auto pool = Pool(3, 0, {{2, 9, SlotKind::kWorker}});
+  const SlotName worker = pool->Reserve(SlotKind::kWorker).value();
+  auto slot = Take(*pool);
+  ASSERT_TRUE(slot.ok());
+  EXPECT_NE(slot->name.index, worker.index);
+  EXPECT_EQ(pool->Reserve(SlotKind::kWorker).error().reason(), "capacity.slots");
+  EXPECT_EQ(Take(*pool).error().reason(), "capacity.slots");
+  // Another kind of that index is another name.
+  pool->Release({worker.index, worker.generation, SlotKind::kSandbox});
+  EXPECT_FALSE(Take(*pool).ok());
+  pool->Release(worker);
+  EXPECT_EQ(Take(*pool)->name.index, worker.index);
+  pool->Release({2, 9, SlotKind::kWorker});
+  EXPECT_EQ(pool->Reserve(SlotKind::kWorker)->index, 2u);
+}
+
 TEST_F(SlotPoolTest, Foreign_IsNotUsedBeforeItIsReleased) {
   const SlotName old{0, 5}, other{1, 6};
   auto pool = Pool(2, 0, {old, other, {99, 1}});

@@ -26,7 +26,7 @@ class Node {
     DSEC_TRY(auto dir, os::TempDir::Create("dsec-tsb-fnbench-"));
     dir_.emplace(std::move(dir));
     DSEC_TRY_VOID(os::MakeDir(dir_->fd(), "state", 0700));
-    options_.node_id = NodeId("tsfnbench");
+    options_.node_id = NodeId("tsbfn");
     options_.state_dir = dir_->path() + "/state";
     options_.run_dir = dir_->path() + "/run";
     options_.spawner_path = DSEC_SPAWNER_PATH;

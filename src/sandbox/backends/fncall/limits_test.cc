@@ -100,6 +100,17 @@ TEST_F(FnLimits, Memory_OfFilesCountsAndASmallHogIsFound) {
   EXPECT_EQ(Run(*worker_, Program({"true"})).ok(), false);
 }
 
+TEST_F(FnLimits, Memory_TheLeastThatMayBeAskedForIsEnough) {
+  Must(*worker_, Shell("cat /bin/* > /dev/null"));
+  for (int i = 0; i < 3; ++i) {
+    FnRun run = Guest({"touch", "7"});
+    run.limits.set_memory_bytes(8 << 20);
+    Expect(run, v1::FN_OK, "");
+    run.argv = {"call-guest", "touch", "11"};
+    Expect(run, v1::FN_MEMORY_LIMIT, "memory");
+  }
+}
+
 TEST_F(FnLimits, Memory_ThatIsOnlyMappedIsFree) {
   const FnReport report = Expect(Guest({"map", "10"}), v1::FN_OK, "");
   EXPECT_LT(report.step.memory_peak_bytes(), 4u << 20);

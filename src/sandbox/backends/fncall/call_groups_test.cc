@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files in the kernel's place: above all those of cgroup v2, which a host has either or.
+#include "sandbox/backends/fncall/call_groups.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include "os/file.h"
+
+namespace dsec::sandbox {
+namespace {
+
+class FakeCallGroups : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_.emplace(os::TempDir::Create("dsec-tsb-groups-").value());
+    ASSERT_TRUE(os::MakeDir(dir_->fd(), "code", 0755).ok());
+    ASSERT_TRUE(os::MakeDir(dir_->fd(), "code/c1", 0755).ok());
+    ASSERT_TRUE(os::MakeDir(dir_->fd(), "v1", 0755).ok());
+  }
+  void Put(const std::string& path, const std::string& content) {
+    const std::string full = dir_->path() + "/" + path;
+    ::unlink(full.c_str());
+    ASSERT_TRUE(os::CreateFile(AT_FDCWD, full.c_str(), content, 0644).ok()) << path;
+  }
+  std::string Get(const std::string& path) {
+    return os::ReadFile(dir_->fd(), path.c_str(), 4096).value();
+  }
+  os::UniqueFd Dir(const char* path) {
+    return os::OpenAt(dir_->fd(), path, O_RDONLY | O_DIRECTORY).value();
+  }
+  std::optional<os::TempDir> dir_;
+};
+
+TEST_F(FakeCallGroups, V2_LimitsAreOnTheCodeAndThePeakIsTheCalls) {
+  for (const char* file : {"memory.max", "memory.swap.max", "pids.max"})
+    Put(std::string("code/") + file, "");
+  Put("code/memory.current", "5000000\n");
+  Put("code/memory.events", "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n");
+  Put("code/pids.events", "max 4\n");
+  Put("code/c1/memory.peak", "1000\n");
+  SlotCgroups groups;
+  groups.slot = Dir(".");
+  auto open = CallGroups::Open(groups);
+  ASSERT_TRUE(open.ok()) << open.error().ToString();
+  EXPECT_EQ(Get("code/memory.swap.max"), "0");
+  ASSERT_TRUE(open->SetLimits(10 << 20, 7).ok());
+  EXPECT_EQ(Get("code/memory.max"), fmt::format("{}", (10 << 20) + CallGroups::kOwnMemory));
+  EXPECT_EQ(Get("code/pids.max"), "9");
+  const auto call = Dir("code/c1");
+  ASSERT_TRUE(open->Begin(call.get()).ok());
+  Put("code/memory.events", "low 0\nhigh 0\nmax 5\noom 2\noom_kill 3\n");
+  Put("code/pids.events", "max 6\n");
+  Put("code/c1/memory.peak", "9000\n");
+  const auto now = open->Read(call.get());
+  ASSERT_TRUE(now.ok());
+  EXPECT_EQ(now->memory_peak, 9000u);
+  EXPECT_EQ(now->memory_hits, 2u);
+  EXPECT_EQ(now->oom_kills, 1u);
+  EXPECT_EQ(now->forks_denied, 2u);
+}
+
+TEST_F(FakeCallGroups, V1_PeakLeavesOutWhatWasThereUntilTheBoundIsHit) {
+  for (const char* file : {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
+                           "memory.max_usage_in_bytes", "pids.max"}) {
+    Put(std::string("v1/") + file, "");
+  }
+  Put("v1/memory.usage_in_bytes", "50000000\n");
+  Put("v1/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
+  Put("v1/memory.failcnt", "7\n");
+  Put("v1/pids.events", "max 0\n");
+  SlotCgroups groups;
+  groups.slot = Dir(".");
+  groups.memory = Dir("v1");
+  groups.pids = Dir("v1");
+  auto open = CallGroups::Open(groups);
+  ASSERT_TRUE(open.ok()) << open.error().ToString();
+  const auto call = Dir("code/c1");
+  ASSERT_TRUE(open->Begin(call.get()).ok());
+  Put("v1/memory.max_usage_in_bytes", "60000000\n");
+  EXPECT_EQ(open->Read(call.get())->memory_peak, 10'000'000u);
+  Put("v1/memory.failcnt", "8\n");
+  EXPECT_EQ(open->Read(call.get())->memory_peak, 60'000'000u - CallGroups::kOwnMemory);
+}
+
+}  // namespace
+}  // namespace dsec::sandbox
