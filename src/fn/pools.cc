@@ -362,14 +362,16 @@ void Pools::MakeFailed(const std::shared_ptr<Pool>& pool, const Error& error) {
       {{"base", pool->spec.environment.base()}, {"failures", pool->failures}, {"error", error}});
   // What is missing will not appear by waiting.
   if (IsLayerError(error)) return RefuseWaiters(*pool, error);
-  const auto backoff = std::min<std::chrono::milliseconds>(
-      options_.make_backoff_max,
-      options_.make_backoff_min * (1ll << std::min(pool->failures, 20u)));
-  ++pool->failures;
+  // Those that fail at the same time count as one.
   if (!std::exchange(pool->backing_off, true)) {
+    const auto backoff = std::min<std::chrono::milliseconds>(
+        options_.make_backoff_max,
+        options_.make_backoff_min * (1ll << std::min(pool->failures, 20u)));
+    ++pool->failures;
     (void)runtime::Spawn(background_, home_, RetryLater(pool, backoff));
   }
-  if (pool->failures < options_.make_attempts || pool->total > pool->making) return;
+  // Workers that live, or may come to, will take those who wait.
+  if (pool->failures < options_.make_attempts || pool->total > 0) return;
   RefuseWaiters(*pool, Error(Code::kUnavailable, "fn.no_worker",
                              fmt::format("no worker can be made: {}", error.ToString())));
 }

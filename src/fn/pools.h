@@ -38,7 +38,7 @@ struct PoolsOptions {
   uint32_t workers_max = 8;    // over all pools
   uint32_t makes_at_once = 4;  // workers being made
   uint32_t queue_max = 4096;   // calls that wait
-  uint32_t make_attempts = 3;  // failures in a row until those who wait are told
+  uint32_t make_attempts = 6;  // failures in a row until those who wait are told: after 3 s or more
   std::chrono::milliseconds idle{60'000};
   std::chrono::milliseconds make_timeout{30'000};
   std::chrono::milliseconds make_backoff_min{100};

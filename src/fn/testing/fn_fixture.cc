@@ -26,6 +26,7 @@ FnFixture::FnFixture() : dir_(std::move(os::TempDir::Create("dsec-fn")).value())
   options_.tick = std::chrono::hours(1);  // tests call Tick
   options_.pools.workers_max = 4;
   options_.pools.settle = std::chrono::milliseconds(0);
+  options_.pools.make_attempts = 3;
   options_.pools.make_backoff_min = std::chrono::milliseconds(1);
   options_.pools.make_backoff_max = std::chrono::milliseconds(8);
   WriteType("plain", R"({"name": "plain", "aliases": ["p"], "environment": {"base": "base:1"},
