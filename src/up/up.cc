@@ -219,10 +219,10 @@ int PurgeMain(int argc, char** argv) {
     DSEC_TRY(const std::vector<std::string> removed,
              sandbox::ContainerBackend::Purge(container, Clock::System().Mono() + seconds(60)));
     for (const std::string& line : removed) std::printf("removed %s\n", line.c_str());
-    // The records name nothing that exists any more.
-    for (const char* name : {"edge.db", "edge.db-wal", "edge.db-shm"}) {
+    // The records name nothing that exists any more, and nobody asks for artefacts.
+    for (const char* name : {"edge.db", "edge.db-wal", "edge.db-shm", "fn_artifacts"}) {
       std::error_code error;
-      std::filesystem::remove(config.state_dir + "/" + name, error);
+      std::filesystem::remove_all(config.state_dir + "/" + name, error);
       if (error)
         return Error(Code::kInternal, "node.purge", std::string(name) + ": " + error.message());
     }
