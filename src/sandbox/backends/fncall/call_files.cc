@@ -18,7 +18,9 @@
 namespace dsec::sandbox {
 namespace {
 
-constexpr uint64_t kInside = RESOLVE_IN_ROOT | RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS;
+// Nothing is followed: the code makes links, and we read what it may not.
+constexpr uint64_t kInside =
+    RESOLVE_IN_ROOT | RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS;
 // Of folders below one another that are looked through, and of files that one call brings back.
 constexpr int kMaxDepth = 64;
 constexpr size_t kMaxFetched = 4096;
@@ -104,6 +106,8 @@ bool CallFiles::FetchOne(int dir, const std::string& path, const std::string& na
   const os::UniqueFd place(os::OpenAt2(dir, name.c_str(), O_PATH | O_CLOEXEC, 0, kInside));
   struct stat info;
   if (!place.valid() || ::fstat(place.get(), &info) != 0 || !S_ISREG(info.st_mode)) return false;
+  // A hard link may be of a file that the code cannot read.
+  if (info.st_uid != owner_ && (info.st_mode & S_IROTH) == 0) return false;
   const auto size = static_cast<uint64_t>(info.st_size);
   if (size > found.budget) return false;
   const auto file = os::OpenAt(AT_FDCWD, fmt::format("/proc/self/fd/{}", place.get()).c_str(),

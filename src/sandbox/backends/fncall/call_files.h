@@ -14,7 +14,7 @@ namespace dsec::sandbox {
 inline constexpr char kWorkFolder[] = "work";
 
 // Files of a call as the daemon writes and reads them. Both blocking; nothing of the call may run
-// meanwhile. Paths are resolved inside the root: no link leads out of it, no mount is entered.
+// meanwhile. Paths are resolved inside the root: no link is followed, no mount is entered.
 class CallFiles {
  public:
   // `root` and `upper` are borrowed; `owner` is the host id of the call's user.

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,6 +93,10 @@ Result<Program> StartProgram(int channel, int group, const std::vector<std::stri
   DSEC_TRY(auto out, MakePipe(true));
   DSEC_TRY(auto err, MakePipe(true));
   DSEC_TRY(auto status, MakePipe(true));
+  // So that the code can open /dev/stdin and its sisters; nobody else can reach them.
+  for (const int fd : {in.read.get(), out.write.get(), err.write.get()}) {
+    if (::fchmod(fd, 0666) != 0) return os::ErrnoError("fn.pipe", "set up a pipe");
+  }
   DSEC_TRY(const auto payload, MakePayload(argv, env, rlimits));
   abi::ExecRequest request;
   request.flags = abi::kHasCgroup;
