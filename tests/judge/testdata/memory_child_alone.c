@@ -4,7 +4,7 @@
 #include <unistd.h>
 int main(void) {
   if (fork() == 0) {
-    char* p = malloc(1ul << 30);
+    char* volatile p = malloc(1ul << 30);
     memset(p, 1, 1ul << 30);
     _exit(0);
   }

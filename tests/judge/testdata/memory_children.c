@@ -5,7 +5,7 @@
 int main(void) {
   for (int i = 0; i < 20; i++) {
     if (fork() == 0) {
-      char* p = malloc(8 << 20);
+      char* volatile p = malloc(8 << 20);
       memset(p, 1, 8 << 20);
       sleep(60);
     }

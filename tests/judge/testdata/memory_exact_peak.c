@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 int main(void) {
-  char* p = malloc(32 << 20);
+  char* volatile p = malloc(32 << 20);
   memset(p, 1, 32 << 20);
   return p[7] - 1;
 }

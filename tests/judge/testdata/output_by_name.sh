@@ -1,0 +1,3 @@
+echo out > /dev/stdout
+echo err > /dev/stderr
+cat /dev/stdin

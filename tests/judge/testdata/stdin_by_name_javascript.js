@@ -1,0 +1,1 @@
+process.stdout.write(require('fs').readFileSync('/dev/stdin', 'utf8'));

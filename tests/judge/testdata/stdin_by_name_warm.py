@@ -1,0 +1,1 @@
+print(open("/dev/stdin").read(), end="")
