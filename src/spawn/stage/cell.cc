@@ -41,12 +41,13 @@ int KeepOwnFds(const CellStart& start, int oom_score) {
                                        start.channel,          oom_score,
                                        start.user_ns};
   int dst[kFirstMount + kMaxMounts];
-  const int mounts = start.has_dev ? 3 : 2;
-  for (int i = 0; i < mounts; ++i) src[kFirstMount + i] = start.mounts[i];
-  for (int i = 0; i < kFirstMount + mounts; ++i) dst[i] = i;
-  int error = PlaceFds(src, dst, static_cast<size_t>(kFirstMount + mounts), true);
+  const size_t mounts = start.has_dev ? 3 : 2;
+  const size_t count = kFirstMount + mounts;
+  for (size_t i = 0; i < mounts; ++i) src[kFirstMount + i] = start.mounts[i];
+  for (size_t i = 0; i < count; ++i) dst[i] = static_cast<int>(i);
+  int error = PlaceFds(src, dst, count, true);
   if (error != 0) return error;
-  return ::close_range(static_cast<unsigned>(kFirstMount + mounts), ~0u, 0) == 0 ? 0 : -errno;
+  return ::close_range(static_cast<unsigned>(count), ~0u, 0) == 0 ? 0 : -errno;
 }
 
 int Attach(int mount, int root, const char* path) {

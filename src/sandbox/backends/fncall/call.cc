@@ -302,7 +302,7 @@ Result<FnReport> Call::Run() {
   const v1::FnLimits& limits = run_.limits;
   DSEC_TRY_VOID(cell_.disk.Resize(limits.disk_bytes(), limits.disk_inodes()));
   DSEC_TRY_VOID(
-      worker_.groups().SetLimits(limits.memory_bytes() + cell_.warm_bytes, limits.processes()));
+      worker_.groups().SetLimits(limits.memory_bytes(), limits.processes(), cell_.warm_bytes));
   auto written = files_.Write(run_);
   if (!written.ok()) {
     if (written.error().reason() == "fn.files_too_large") return TooLarge(written.error());
@@ -322,6 +322,10 @@ Result<FnReport> Call::Run() {
   stderr_->Read();
   DSEC_TRY(evidence_.cpu_usec, CpuUsed());
   DSEC_TRY(const auto counters, worker_.groups().Read(group()));
+  if (counters.oom_kills > 0 && !counters.memory_full) {
+    return Error(Code::kUnavailable, "fn.worker_broken",
+                 "the host was out of memory and killed a process of the call");
+  }
   evidence_.oom_kills = counters.oom_kills;
   evidence_.forks_denied = counters.forks_denied;
   evidence_.stdout_total = stdout_->total();

@@ -52,8 +52,9 @@ Result<void> CallGroups::SetMemory(uint64_t bytes) {
   return Write(memory_.get(), raise ? kPlain : kWithSwap, value);
 }
 
-Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes) {
-  const uint64_t memory = memory_bytes + kOwnMemory;
+Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, uint64_t held) {
+  own_memory_ = kOwnMemory + held;
+  const uint64_t memory = memory_bytes + own_memory_;
   if (memory != memory_limit_) {
     auto set = SetMemory(memory);
     if (!set.ok()) {
@@ -72,6 +73,10 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes) {
 
 uint64_t CallGroups::MemoryNow() const {
   return ReadControl(memory_.get(), memory_v1_ ? "memory.usage_in_bytes" : "memory.current");
+}
+
+uint64_t CallGroups::ProcessMemory() const {
+  return ReadControl(memory_.get(), "memory.stat", memory_v1_ ? "rss" : "anon");
 }
 
 uint64_t CallGroups::OomKills() const {
@@ -98,6 +103,7 @@ Result<void> CallGroups::Begin(int call) {
   if (memory_v1_) DSEC_TRY_VOID(Write(memory_.get(), "memory.max_usage_in_bytes", "0"));
   before_ = {};
   memory_before_ = 0;
+  max_events_before_ = memory_v1_ ? 0 : ReadControl(memory_.get(), "memory.events", "max");
   DSEC_TRY(before_, Read(call));
   // Cgroup v2: the call has a directory of its own, whose peak begins at nothing.
   memory_before_ = memory_v1_ ? MemoryNow() : 0;
@@ -108,19 +114,19 @@ Result<CallGroups::Counters> CallGroups::Read(int call) const {
   Counters now;
   const int dir = memory_.get();
   now.oom_kills = ReadControl(dir, OomFile(), "oom_kill");
-  now.memory_hits =
-      memory_v1_ ? ReadControl(dir, "memory.failcnt") : ReadControl(dir, "memory.events", "max");
   now.forks_denied = ReadControl(pids_.get(), "pids.events", "max");
   now.oom_kills -= std::min(now.oom_kills, before_.oom_kills);
-  now.memory_hits -= std::min(now.memory_hits, before_.memory_hits);
   now.forks_denied -= std::min(now.forks_denied, before_.forks_denied);
   const uint64_t peak =
       memory_v1_ ? ReadControl(dir, "memory.max_usage_in_bytes") : ReadControl(call, "memory.peak");
+  // Not failcnt, which newer kernels no longer count. Charges go up in steps of 64 pages a core.
+  constexpr uint64_t kNearlyFull = 1 << 20;
+  now.memory_full = memory_v1_ ? peak + kNearlyFull >= memory_limit_
+                               : ReadControl(dir, "memory.events", "max") > max_events_before_;
   // Page cache that an earlier call has left counts as used until the kernel needs the room. As
   // long as it did not, all of it is still there; once it did, the call has had all that it may
   // have.
-  const uint64_t before =
-      now.memory_hits > 0 ? std::min(memory_before_, kOwnMemory) : memory_before_;
+  const uint64_t before = now.memory_full ? std::min(memory_before_, own_memory_) : memory_before_;
   now.memory_peak = peak - std::min(peak, before);
   return now;
 }

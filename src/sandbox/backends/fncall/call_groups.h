@@ -24,12 +24,13 @@ class CallGroups {
 
   static Result<CallGroups> Open(const SlotCgroups& groups);
 
-  // Writes what differs from the last call. kResourceExhausted when the worker holds more.
-  Result<void> SetLimits(uint64_t memory_bytes, uint64_t processes);
+  // Writes what differs from the last call. `held` is what an interpreter that waits for the call
+  // has of memory, which is not the call's.
+  Result<void> SetLimits(uint64_t memory_bytes, uint64_t processes, uint64_t held = 0);
 
   struct Counters {
     uint64_t memory_peak = 0;
-    uint64_t memory_hits = 0;  // times that the bound made the kernel reclaim
+    bool memory_full = false;  // the bound was reached, and the kernel took back what it could
     uint64_t oom_kills = 0;
     uint64_t forks_denied = 0;
   };
@@ -43,8 +44,8 @@ class CallGroups {
   // go with mounts and namespaces that the kernel takes down by itself, and tells nobody when it
   // has. False when some of it is still there at the deadline.
   bool AwaitRelease(MonoTime deadline) const;
-  // What is charged to the worker now.
-  uint64_t MemoryNow() const;
+  // Memory of the worker's processes now, without files.
+  uint64_t ProcessMemory() const;
   // Processes in the groups now, the worker's own included.
   Result<uint64_t> Processes() const;
 
@@ -54,6 +55,7 @@ class CallGroups {
   static Result<void> Kill(int call);
 
  private:
+  uint64_t MemoryNow() const;
   Result<void> SetMemory(uint64_t bytes);
   std::string_view OomFile() const { return memory_v1_ ? "memory.oom_control" : "memory.events"; }
 
@@ -62,7 +64,9 @@ class CallGroups {
   bool swap_bounded_ = false;
   uint64_t memory_limit_ = 0;
   uint64_t pids_limit_ = 0;
+  uint64_t own_memory_ = kOwnMemory;
   uint64_t memory_before_ = 0;
+  uint64_t max_events_before_ = 0;
   Counters before_;
 };
 

@@ -55,7 +55,7 @@ TEST_F(FakeCallGroups, V2_LimitsAreOnTheCodeAndThePeakIsTheCalls) {
   const auto now = open->Read(call.get());
   ASSERT_TRUE(now.ok());
   EXPECT_EQ(now->memory_peak, 9000u);
-  EXPECT_EQ(now->memory_hits, 2u);
+  EXPECT_TRUE(now->memory_full);
   EXPECT_EQ(now->oom_kills, 1u);
   EXPECT_EQ(now->forks_denied, 2u);
 }
@@ -67,7 +67,6 @@ TEST_F(FakeCallGroups, V1_PeakLeavesOutWhatWasThereUntilTheBoundIsHit) {
   }
   Put("v1/memory.usage_in_bytes", "50000000\n");
   Put("v1/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
-  Put("v1/memory.failcnt", "7\n");
   Put("v1/pids.events", "max 0\n");
   SlotCgroups groups;
   groups.slot = Dir(".");
@@ -75,11 +74,14 @@ TEST_F(FakeCallGroups, V1_PeakLeavesOutWhatWasThereUntilTheBoundIsHit) {
   groups.pids = Dir("v1");
   auto open = CallGroups::Open(groups);
   ASSERT_TRUE(open.ok()) << open.error().ToString();
+  ASSERT_TRUE(open->SetLimits(100'000'000, 1).ok());
   const auto call = Dir("code/c1");
   ASSERT_TRUE(open->Begin(call.get()).ok());
   Put("v1/memory.max_usage_in_bytes", "60000000\n");
   EXPECT_EQ(open->Read(call.get())->memory_peak, 10'000'000u);
-  Put("v1/memory.failcnt", "8\n");
+  EXPECT_FALSE(open->Read(call.get())->memory_full);
+  ASSERT_TRUE(open->SetLimits(58'000'000, 1).ok());
+  EXPECT_TRUE(open->Read(call.get())->memory_full);
   EXPECT_EQ(open->Read(call.get())->memory_peak, 60'000'000u - CallGroups::kOwnMemory);
 }
 

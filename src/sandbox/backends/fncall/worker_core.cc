@@ -176,7 +176,7 @@ Result<FnReport> WorkerCore::Do(Job& job) {
 }
 
 // No further call.
-void WorkerCore::Finish(Error why) {
+void WorkerCore::Finish(const Error& why) {
   host_.Kill();
   const std::lock_guard lock(mutex_);
   over_ = why;
@@ -218,7 +218,7 @@ void WorkerCore::Main() {
     if (!why.reason().starts_with("fn.")) {
       why = Error(Code::kUnavailable, "fn.worker_broken", std::move(why).ToString());
     }
-    Finish(std::move(why));
+    Finish(why);
   }
   cell_.reset();
   RemoveAll();

@@ -72,7 +72,7 @@ class WorkerCore {
   Result<void> EndCell();
   std::optional<Job> NextJob();
   Result<FnReport> Do(Job& job);
-  void Finish(Error why);
+  void Finish(const Error& why);
   void RemoveAll();
   bool stopping() const;
 

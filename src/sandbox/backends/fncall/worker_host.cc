@@ -187,7 +187,7 @@ Result<void> WorkerHost::Warm(Cell& cell, const v1::FnWarm& warm, const v1::FnLi
            StartWarm(cell.process.channel.get(), cell.process.group.get(), warm, cancel, deadline));
   // Rounded up, so that one call after another finds the limit as it is.
   constexpr uint64_t kStep = 4 << 20;
-  cell.warm_bytes = (groups_.MemoryNow() + kStep - 1) / kStep * kStep;
+  cell.warm_bytes = (groups_.ProcessMemory() + kStep - 1) / kStep * kStep;
   return Ok();
 }
 
