@@ -54,6 +54,16 @@ metrics::Counter& FnMetrics::WorkersEnded(std::string_view cause) {
                               {{"cause", std::string(cause)}});
 }
 
+metrics::Gauge& FnMetrics::Gpus(std::string_view kind) {
+  return registry_.GetGauge("dsec_fn_gpus", "Devices that calls may hold",
+                            {{"kind", std::string(kind)}});
+}
+
+metrics::Gauge& FnMetrics::GpusFree(std::string_view kind) {
+  return registry_.GetGauge("dsec_fn_gpus_free", "Devices without a holder",
+                            {{"kind", std::string(kind)}});
+}
+
 std::string_view VerdictName(v1::FnVerdict verdict) {
   switch (verdict) {
     case v1::FN_OK:

@@ -38,6 +38,8 @@ class FnMetrics {
   metrics::Counter& Calls(std::string_view verdict);
   metrics::Counter& Refusals(std::string_view reason);
   metrics::Counter& WorkersEnded(std::string_view cause);
+  metrics::Gauge& Gpus(std::string_view kind);
+  metrics::Gauge& GpusFree(std::string_view kind);
 
  private:
   metrics::Registry& registry_;

@@ -84,7 +84,6 @@ dsec::Result<std::unique_ptr<FnService>> FnService::Open(FnOptions options, runt
 FnService::FnService(FnOptions options, runtime::Shards& shards, sandbox::FnBackend& backend,
                      GpuInventory gpus)
     : options_(std::move(options)),
-      shards_(shards),
       home_(shards.For("fn")),
       backend_(backend),
       metrics_(*options_.metrics),
@@ -112,6 +111,10 @@ runtime::Task<void> FnService::Tick() {
   pools_.Tick();
   ops_.DropOld();
   metrics_.gpu_waiting.Set(static_cast<double>(gpus_.waiting()));
+  for (const auto& [kind, count] : gpus_.Counts()) {
+    metrics_.Gpus(kind).Set(static_cast<double>(count.total));
+    metrics_.GpusFree(kind).Set(static_cast<double>(count.free));
+  }
   if (++ticks_ % kTicksBetweenKeeps == 0 && !stopping_) {
     (void)runtime::Spawn(background_, home_, KeepPools());
   }

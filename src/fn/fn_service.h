@@ -83,7 +83,6 @@ class FnService final : public FnApi {
   runtime::Task<void> WaitClosed(runtime::Gate& gate, runtime::Deadline deadline);
 
   const FnOptions options_;
-  runtime::Shards& shards_;
   const runtime::Executor home_;
   sandbox::FnBackend& backend_;
   FnMetrics metrics_;

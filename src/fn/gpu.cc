@@ -273,7 +273,6 @@ std::map<std::string, GpuAllocator::Count> GpuAllocator::Counts() const {
     Count& count = counts[inventory_.devices[i].kind];
     ++count.total;
     if (uses_[i].holders == 0) ++count.free;
-    if (uses_[i].holders != 0 && uses_[i].shared) ++count.shared;
   }
   return counts;
 }

@@ -85,12 +85,10 @@ class GpuAllocator {
 
   struct Count {
     uint64_t total = 0;
-    uint64_t free = 0;    // with no holder
-    uint64_t shared = 0;  // with shared holders
+    uint64_t free = 0;  // with no holder
   };
   std::map<std::string, Count> Counts() const;  // by kind
   size_t waiting() const { return waiting_.size(); }
-  const GpuInventory& inventory() const { return inventory_; }
 
  private:
   struct Use {

@@ -124,6 +124,8 @@ TEST_F(GpuTest, ExclusiveDevice_HasOneHolderAndIsGivenBackOnEveryPath) {
   EXPECT_EQ(Run("plain", "echo a").verdict(), v1::FN_OK);
   Tick();
   EXPECT_EQ(Gauge("dsec_fn_gpu_waiting"), 1);
+  EXPECT_EQ(Count("dsec_fn_gpus", "kind=\"whole\""), 1);
+  EXPECT_EQ(Count("dsec_fn_gpus_free", "kind=\"whole\""), 0);
   EXPECT_EQ(backend_.runs().size(), 2);
   backend_.Release("one");
   EXPECT_TRUE(first.get().ok());

@@ -50,9 +50,6 @@ class OpTable {
   void Forget(const std::string& op_id);
   void DropOld();
 
-  size_t kept() const { return kept_.size(); }
-  uint64_t bytes() const { return bytes_; }
-
  private:
   struct Kept {
     std::string op_id;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers, lines and who gets what.
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <regex>
@@ -185,7 +186,10 @@ TEST_F(FnPoolTest, EnvironmentOfACall_GetsNoWorkersKept) {
 }
 
 TEST_F(FnPoolTest, Metrics_AreThoseOfTheirPage) {
+  std::filesystem::create_directories(dir_.path() + "/root/dev");
+  std::ofstream(dir_.path() + "/root/dev/nvidia0") << "";
   Start();
+  Tick();
   Run("plain", "dirty");
   EXPECT_FALSE(Call(CallOf("none", "")).ok());
   std::ifstream file(DSEC_SOURCE_DIR "/docs/metrics.md");

@@ -98,8 +98,6 @@ class Pools {
   // Does nothing more: what lives on the shard is about to be destroyed.
   void LetGo();
 
-  size_t queued() const { return queued_; }
-  size_t workers() const { return total_; }
   std::vector<v1::FnPoolInfo> Infos() const;  // any thread
 
  private:
