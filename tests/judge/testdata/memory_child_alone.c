@@ -1,11 +1,10 @@
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 int main(void) {
   if (fork() == 0) {
-    char* volatile p = malloc(1ul << 30);
-    memset(p, 1, 1ul << 30);
+    volatile char* p = malloc(1ul << 30);
+    for (unsigned long i = 0; i < 1ul << 30; i += 4096) p[i] = 1;
     _exit(0);
   }
   wait(0);
