@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <thread>
 
 #include "base/log.h"
 #include "os/file.h"
@@ -497,6 +498,12 @@ Result<void> CgroupTree::RemoveV1(int top, const std::string& slot, MonoTime dea
     std::string_view rest = text;
     const auto pid = static_cast<pid_t>(ToNumber(TakeWord(rest)));
     if (pid <= 0) {
+      // A process that has just ended is listed no more, and counts until it is off its core.
+      constexpr auto kPause = std::chrono::milliseconds(1);
+      if (Clock::System().Mono() < deadline) {
+        std::this_thread::sleep_for(kPause);
+        continue;
+      }
       return Error(Code::kDeadlineExceeded, "cgroup.busy",
                    fmt::format("{} cannot be removed though no process is in it", slot))
           .WithErrno(EBUSY);

@@ -118,7 +118,7 @@ FnCallBackend::FnCallBackend(std::unique_ptr<State> state) : state_(std::move(st
 
 FnCallBackend::~FnCallBackend() {
   state_->pool.reset();
-  for (const auto& core : state_->cores) core->Stop();
+  for (const auto& core : state_->cores) core->Close();
   for (const auto& core : state_->cores) core->Join();
 }
 

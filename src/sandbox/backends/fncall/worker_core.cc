@@ -76,6 +76,14 @@ void WorkerCore::Stop() {
   wake_.notify_all();
 }
 
+void WorkerCore::Close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  Stop();
+}
+
 Result<os::UniqueFd> WorkerCore::RunnerFd() const {
   const std::lock_guard lock(mutex_);
   os::UniqueFd copy(::fcntl(runner_fd_.get(), F_DUPFD_CLOEXEC, 3));
@@ -237,8 +245,8 @@ void WorkerCore::RemoveAll() {
     }
     log::Warn("fn.remove_failed", {{"worker", text_}, {"error", removed.error()}});
     std::unique_lock lock(mutex_);
-    if (stopping_ && ++attempts_at_end >= kAttemptsAtEnd) return;
-    wake_.wait_for(lock, backoff, [this] { return stopping_; });
+    if (closing_ && ++attempts_at_end >= kAttemptsAtEnd) return;
+    wake_.wait_for(lock, backoff, [this, was = closing_] { return closing_ && !was; });
     backoff = std::min<std::chrono::milliseconds>(backoff * 2, kLastBackoff);
   }
 }

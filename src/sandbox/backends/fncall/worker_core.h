@@ -40,11 +40,13 @@ class WorkerCore {
   runtime::Task<FnReport> Run(FnRun run, runtime::Deadline deadline);
   // Kills whatever runs in it and lets the thread remove the worker. Does not wait.
   void Stop();
+  // The daemon ends: what would not go is left to the next sweep.
+  void Close();
   // A copy of the runner's pidfd; invalid before AwaitReady has succeeded.
   Result<os::UniqueFd> RunnerFd() const;
   const std::string& name() const { return text_; }
   bool finished() const;
-  // Until the thread has removed the worker or given up, which takes a Stop.
+  // Until the thread has removed the worker, or after a Close given up.
   void Join();
 
  private:
@@ -84,6 +86,7 @@ class WorkerCore {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;
+  bool closing_ = false;
   bool finished_ = false;
   bool ready_ = false;
   std::optional<Error> over_;  // why there will be no further call
