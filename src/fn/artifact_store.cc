@@ -106,17 +106,20 @@ Result<std::string> ArtifactStore::Get(std::string_view digest) {
   if (!IsArtifactDigest(digest)) return NotFound(digest);
   const std::string name(digest.substr(kPrefix.size()));
   if (!Touch(name)) return NotFound(digest);
-  auto file = os::OpenAt(dir_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW);
-  auto bytes = file.ok() ? os::ReadAll(file->get(), bounds_.item_bytes)
-                         : Result<std::string>(std::move(file).error());
-  if (bytes.ok() && ArtifactDigest(*bytes) == digest) {
+  const auto read = [&]() -> Result<std::string> {
+    DSEC_TRY(const os::UniqueFd file, os::OpenAt(dir_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW));
+    DSEC_TRY(std::string found, os::ReadAll(file.get(), bounds_.item_bytes));
+    if (ArtifactDigest(found) != digest) {
+      return Error(Code::kInternal, "artifact.damaged", "it has other bytes");
+    }
     // Its place in line after a restart.
-    (void)futimens(file->get(), nullptr);
-    return bytes;
-  }
+    (void)futimens(file.get(), nullptr);
+    return found;
+  };
+  auto bytes = read();
+  if (bytes.ok()) return bytes;
   metrics_.artifacts_damaged.Add();
-  log::Warn("fn.artifact_damaged",
-            {{"artifact", digest}, {"error", bytes.ok() ? "other bytes" : "unreadable"}});
+  log::Warn("fn.artifact_damaged", {{"artifact", digest}, {"error", bytes.error()}});
   Drop(name);
   return NotFound(digest);
 }

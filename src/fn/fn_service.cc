@@ -59,6 +59,8 @@ std::vector<v1::Capability> GpuCapabilities(const GpuInventory& inventory) {
   return lines;
 }
 
+boost::asio::awaitable<void> TickOf(FnService* service) { (void)co_await service->Tick(); }
+
 }  // namespace
 
 dsec::Result<std::unique_ptr<FnService>> FnService::Open(FnOptions options, runtime::Shards& shards,
@@ -101,9 +103,8 @@ dsec::Result<std::vector<std::string>> FnService::Start() {
   DSEC_TRY(std::vector<std::string> removed,
            runtime::BlockOn(home_, backend_.Sweep({}, Deadline::After(kSweepTimeout))));
   (void)runtime::Spawn(background_, home_, KeepPools());
-  ticker_ = std::make_unique<runtime::Periodic>(
-      home_, "fn.tick", options_.tick,
-      [this]() -> boost::asio::awaitable<void> { (void)co_await Tick(); });
+  ticker_ = std::make_unique<runtime::Periodic>(home_, "fn.tick", options_.tick,
+                                                [this] { return TickOf(this); });
   return removed;
 }
 
