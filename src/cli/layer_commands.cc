@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // layer build, ls, show, rm. They work on the layer store itself, with or without a running node.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "image/layer_store.h"
+#include "os/file.h"
 
 namespace dsec::cli {
 namespace {
@@ -21,6 +23,7 @@ using image::LayerInfo;
 using nlohmann::json;
 
 constexpr char kDefaultStateDir[] = "/var/lib/dsec";
+constexpr size_t kMaxFirstTouch = 64 << 20;
 constexpr size_t kShownIdLength = 19;  // "sha256:" and the 12 digits that `layer` commands accept
 
 std::atomic<bool> interrupted = false;
@@ -35,7 +38,8 @@ void CatchInterrupts() {
 }
 
 struct BuildFlags {
-  std::string kind, name, dir, tar, oci, docker, ref, max_size;
+  std::string kind, name, dir, tar, oci, docker, registry, ref, max_size, first_touch;
+  bool plain_http = false;
   std::vector<std::string> labels;
   uint64_t max_entries = 0;
 };
@@ -104,7 +108,8 @@ class ProgressLine {
 
   void Show(const image::Progress& progress) {
     if (!shown_) return;
-    const char* phase = progress.phase == image::Progress::Phase::kRead    ? "reading"
+    const char* phase = progress.phase == image::Progress::Phase::kFetch   ? "downloading"
+                        : progress.phase == image::Progress::Phase::kRead  ? "reading"
                         : progress.phase == image::Progress::Phase::kWrite ? "writing the image"
                                                                            : "publishing";
     std::string text =
@@ -147,14 +152,22 @@ Result<image::BuildRequest> ToRequest(const BuildFlags& flags) {
   take(flags.tar, image::SourceKind::kTar);
   take(flags.oci, image::SourceKind::kOciLayout);
   take(flags.docker, image::SourceKind::kDockerArchive);
+  take(flags.registry, image::SourceKind::kRegistry);
+  request.plain_http = flags.plain_http;
   if (sources != 1) {
     return Error(Code::kInvalidArgument, "cli.value",
-                 "give exactly one of --from-dir, --from-tar, --from-oci, --from-docker-archive");
+                 "give exactly one of --from-dir, --from-tar, --from-oci, --from-docker-archive, "
+                 "--from-registry");
   }
   if (!flags.max_size.empty()) {
     DSEC_TRY(request.limits.max_bytes, ParseSize(flags.max_size, "--max-size"));
   }
   if (flags.max_entries > 0) request.limits.max_entries = flags.max_entries;
+  if (!flags.first_touch.empty()) {
+    DSEC_TRY(const std::string text,
+             os::ReadFile(AT_FDCWD, flags.first_touch.c_str(), kMaxFirstTouch));
+    DSEC_TRY(request.first_touch, image::ParseFirstTouch(text));
+  }
   return request;
 }
 
@@ -183,13 +196,14 @@ Result<void> Build(const LayerFlags& flags, bool as_json) {
     object["warnings"] = built->warnings;
     object["warning_count"] = built->warning_count;
     object["content_copied"] = built->content_copied;
+    object["fetch_ms"] = built->fetch_ms;
     object["read_ms"] = built->read_ms;
     object["write_ms"] = built->write_ms;
     object["publish_ms"] = built->publish_ms;
     PrintJson(object);
     return Ok();
   }
-  const uint64_t millis = built->read_ms + built->write_ms + built->publish_ms;
+  const uint64_t millis = built->fetch_ms + built->read_ms + built->write_ms + built->publish_ms;
   std::printf("%s\n", layer.id.str().c_str());
   std::fprintf(stderr, "%s %s%s%s: %llu entries, %s of content, %s stored, %.1f s\n",
                built->existed ? "same as the existing" : "built",
@@ -295,7 +309,11 @@ void AddLayerCommands(CLI::App& app, Context& context) {
   build->add_option("--from-tar", from.tar, "A tar archive (also .gz .bz2 .xz .zst); - is stdin");
   build->add_option("--from-oci", from.oci, "An OCI image layout folder");
   build->add_option("--from-docker-archive", from.docker, "What `docker save` writes");
+  build->add_option("--from-registry", from.registry, "HOST[:PORT]/NAME[:TAG|@DIGEST], by skopeo");
+  build->add_flag("--plain-http", from.plain_http, "The registry has no TLS");
   build->add_option("--ref", from.ref, "Which image, when the source holds several");
+  build->add_option("--first-touch", from.first_touch,
+                    "File: what runs read first, a PATH or PATH<tab>OFFSET<tab>LENGTH a line");
   build->add_option("--label", from.labels, "KEY=VALUE (repeat)");
   build->add_option("--max-size", from.max_size, "Refuse more content than this (64g)");
   build->add_option("--max-entries", from.max_entries, "Refuse more entries than this (2000000)");

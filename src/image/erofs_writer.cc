@@ -2,12 +2,9 @@
 #include "image/erofs_writer.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -16,10 +13,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "image/digest.h"
 #include "image/erofs_format.h"
-#include "image/fs.h"
-#include "os/file.h"
+#include "image/erofs_output.h"
 
 namespace dsec::image {
 namespace {
@@ -40,78 +35,6 @@ constexpr uint64_t kMaxInline = 3000;
 constexpr size_t kMaxSharedXattrs = UINT8_MAX;
 
 uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// As the kernel's: neither the start nor the end is inverted.
-uint32_t Crc32c(std::span<const uint8_t> bytes) {
-  constexpr uint32_t kPolynomial = 0x82F63B78;
-  uint32_t crc = UINT32_MAX;
-  for (const uint8_t byte : bytes) {
-    crc ^= byte;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? kPolynomial : 0);
-  }
-  return crc;
-}
-
-// Of the block that begins the image.
-uint32_t Checksum(std::span<const uint8_t> block) {
-  std::vector<uint8_t> bytes(block.begin() + erofs::kSuperOffset, block.begin() + kBlockBytes);
-  std::memset(bytes.data() + offsetof(erofs::SuperBlock, checksum), 0, sizeof(uint32_t));
-  return Crc32c(bytes);
-}
-
-// The image from its first byte to its last, hashed as it is written.
-class Output {
- public:
-  explicit Output(int fd) : fd_(fd) { buffer_.reserve(kBufferBytes + kBlockBytes); }
-
-  uint64_t position() const { return flushed_ + buffer_.size(); }
-
-  template <typename T>
-  void Put(const T& value) {
-    static_assert(std::has_unique_object_representations_v<T>);
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
-    buffer_.insert(buffer_.end(), bytes, bytes + sizeof(T));
-  }
-  void Put(std::string_view text) { buffer_.insert(buffer_.end(), text.begin(), text.end()); }
-  void PadTo(uint64_t position) {
-    DSEC_CHECK(position >= this->position());
-    buffer_.resize(buffer_.size() + (position - this->position()));
-  }
-  void PadToBlock() { PadTo(RoundUp(position(), kBlockBytes)); }
-
-  Result<void> FlushIfFull() { return buffer_.size() < kBufferBytes ? Ok() : Flush(); }
-
-  Result<FileDigest> Finish() {
-    DSEC_TRY_VOID(Flush());
-    if (::fsync(fd_) != 0) return StoreError("fsync the metadata");
-    return FileDigest{sha_.Finish(), flushed_};
-  }
-
- private:
-  static constexpr size_t kBufferBytes = 1 << 20;
-
-  Result<void> Flush() {
-    if (flushed_ == 0) {
-      const uint32_t checksum = Checksum(buffer_);
-      std::memcpy(buffer_.data() + erofs::kSuperOffset + offsetof(erofs::SuperBlock, checksum),
-                  &checksum, sizeof(checksum));
-    }
-    sha_.Update(buffer_);
-    auto wrote = os::WriteAll(fd_, {reinterpret_cast<const char*>(buffer_.data()), buffer_.size()});
-    if (!wrote.ok()) {
-      errno = wrote.error().sys_errno();
-      return StoreError("write the metadata");
-    }
-    flushed_ += buffer_.size();
-    buffer_.clear();
-    return Ok();
-  }
-
-  int fd_;
-  std::vector<uint8_t> buffer_;
-  uint64_t flushed_ = 0;
-  Sha256 sha_;
-};
 
 uint8_t TypeOf(const Inode& inode) {
   switch (inode.mode & S_IFMT) {
@@ -539,7 +462,7 @@ class Writer {
 
   const Tree& tree_;
   const ChunkStore& chunks_;
-  Output out_;
+  erofs::Output out_;
   const std::function<bool(uint64_t)>& proceed_;
   MetaImage image_;
   Xattr opaque_;
@@ -560,28 +483,6 @@ class Writer {
 Result<MetaImage> WriteErofs(const Tree& tree, const ChunkStore& chunks, int fd,
                              const std::function<bool(uint64_t)>& proceed) {
   return Writer(tree, chunks, fd, proceed).Run();
-}
-
-Result<void> CheckSuperblock(int meta_fd) {
-  std::vector<uint8_t> block(kBlockBytes);
-  if (::pread(meta_fd, block.data(), block.size(), 0) != static_cast<ssize_t>(block.size())) {
-    return Error(Code::kInternal, "layer.corrupt", "meta.erofs has no superblock");
-  }
-  erofs::SuperBlock super;
-  std::memcpy(&super, block.data() + erofs::kSuperOffset, sizeof(super));
-  constexpr uint32_t kFeatures = erofs::kIncompatChunkedFile | erofs::kIncompatDeviceTable;
-  if (super.magic != erofs::kMagic || super.block_bits != erofs::kBlockBits ||
-      super.extra_devices != 1 || (super.feature_incompat & ~kFeatures) != 0 ||
-      (super.feature_incompat & erofs::kIncompatDeviceTable) == 0) {
-    return Error(
-        Code::kInternal, "layer.corrupt",
-        fmt::format("meta.erofs: magic {:x}, block bits {}, {} devices, features {:x}", super.magic,
-                    super.block_bits, super.extra_devices, super.feature_incompat));
-  }
-  if ((super.feature_compat & erofs::kCompatChecksum) != 0 && super.checksum != Checksum(block)) {
-    return Error(Code::kInternal, "layer.corrupt", "meta.erofs: wrong checksum of its first block");
-  }
-  return Ok();
 }
 
 }  // namespace dsec::image

@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything of an import that is a function of hostile bytes alone. The first byte picks the
 // parser.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <string>
 #include <string_view>
 
 #include "base/check.h"
+#include "image/content_order.h"
+#include "image/erofs_format.h"
+#include "image/erofs_writer.h"
 #include "image/layer.h"
 #include "image/oci_json.h"
 #include "image/path.h"
 #include "image/tar_source.h"
+#include "image/tree_builder.h"
+#include "os/file.h"
 
 namespace dsec::image {
 namespace {
@@ -66,6 +74,36 @@ void ReadTar(std::span<const uint8_t> data, bool inflate) {
   }
 }
 
+// From tar to an image: whatever the archive, the tree is whole and the image well-formed.
+void BuildTar(std::span<const uint8_t> data, bool keep_whiteouts) {
+  static const os::TempDir folder = *os::TempDir::Create("dsec-fuzz-");
+  ::unlinkat(folder.fd(), kBlobName, 0);
+  ::unlinkat(folder.fd(), kMetaName, 0);
+  Warnings warnings;
+  auto source = TarSource::Open(std::make_unique<BytesSource>(data), "fuzz", warnings);
+  if (!source.ok()) return;
+  auto chunks = *ChunkStore::Create(folder.fd(), kBlobName);
+  Tree tree;
+  const ImportLimits limits{.max_bytes = 1 << 24, .max_entries = 1000, .max_depth = 16};
+  TreeBuilder builder(tree, *chunks, {limits, keep_whiteouts}, warnings);
+  Entry entry;
+  builder.BeginLayer(true);
+  for (uint64_t members = 0;; ++members) {
+    // A second layer over the first.
+    if (members == 5) builder.BeginLayer(true);
+    auto more = (*source)->Next(entry);
+    if (!more.ok() || !*more) break;
+    if (!builder.Add(entry, **source).ok()) return;
+  }
+  PlaceContent(tree, {}, *chunks, warnings);
+  const auto meta = *os::OpenAt(folder.fd(), kMetaName, O_RDWR | O_CREAT, 0600);
+  const auto image = WriteErofs(tree, *chunks, meta.get(), nullptr);
+  DSEC_CHECK(image.ok() && image->digest.size % erofs::kBlockBytes == 0);
+  DSEC_CHECK(CheckSuperblock(meta.get()).ok());
+  const auto blob = chunks->Finish(nullptr);
+  DSEC_CHECK(blob.ok() && blob->digest.size <= limits.max_bytes + 1000 * erofs::kBlockBytes);
+}
+
 }  // namespace
 }  // namespace dsec::image
 
@@ -98,6 +136,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 6:
       ReadTar({data + 1, size - 1}, false);
+      BuildTar({data + 1, size - 1}, false);
+      BuildTar({data + 1, size - 1}, true);
       break;
     case 7:
       ReadTar({data + 1, size - 1}, true);

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "image/byte_source.h"
+#include "image/fs.h"
 #include "image/oci_json.h"
 #include "image/tar_source.h"
 #include "os/file.h"
@@ -60,8 +61,9 @@ class TarImage : public ImageReader {
 
 class OciImage : public ImageReader {
  public:
-  OciImage(os::UniqueFd root, const ImportLimits& limits, Warnings& warnings)
-      : root_(std::move(root)), limits_(limits), warnings_(warnings) {}
+  // `blobs` invalid: they are in the layout.
+  OciImage(os::UniqueFd root, os::UniqueFd blobs, const ImportLimits& limits, Warnings& warnings)
+      : root_(std::move(root)), blobs_(std::move(blobs)), limits_(limits), warnings_(warnings) {}
 
   Result<void> Load(const std::string& ref) {
     DSEC_TRY(const std::string index, os::ReadFile(root_.get(), "index.json", kMaxDocument));
@@ -107,9 +109,11 @@ class OciImage : public ImageReader {
 
  private:
   Result<os::UniqueFd> OpenBlob(const Descriptor& descriptor) const {
-    const std::string path = "blobs/sha256/" + descriptor.sha256;
-    auto fd = os::OpenBeneath(root_.get(), path.c_str(), O_RDONLY | O_NONBLOCK);
+    const std::string path = (blobs_.valid() ? "sha256/" : "blobs/sha256/") + descriptor.sha256;
+    const int folder = blobs_.valid() ? blobs_.get() : root_.get();
+    auto fd = os::OpenBeneath(folder, path.c_str(), O_RDONLY | O_NONBLOCK);
     if (!fd.ok()) return SourceError(path, fd.error());
+    if (blobs_.valid() && ::futimens(fd->get(), nullptr) != 0) return StoreError("touch a blob");
     return fd;
   }
 
@@ -124,6 +128,7 @@ class OciImage : public ImageReader {
   }
 
   os::UniqueFd root_;
+  os::UniqueFd blobs_;
   ImportLimits limits_;
   Warnings& warnings_;
   std::vector<Descriptor> layers_;
@@ -152,15 +157,22 @@ Result<std::unique_ptr<ImageReader>> OpenTar(const std::string& path, const Impo
 }
 
 Result<std::unique_ptr<ImageReader>> OpenOciLayout(const std::string& path, const std::string& ref,
-                                                   const ImportLimits& limits, Warnings& warnings) {
+                                                   const ImportLimits& limits, Warnings& warnings,
+                                                   const std::string& blobs) {
   auto root = os::OpenAt(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY);
   if (!root.ok()) return SourceError(path, root.error());
+  os::UniqueFd shared;
+  if (!blobs.empty()) {
+    auto folder = os::OpenAt(AT_FDCWD, blobs.c_str(), O_RDONLY | O_DIRECTORY);
+    if (!folder.ok()) return SourceError(blobs, folder.error());
+    shared = *std::move(folder);
+  }
   if (auto marker = os::ReadFile(root->get(), "oci-layout", kMaxDocument); !marker.ok()) {
     return Error(Code::kInvalidArgument, "layer.source",
                  fmt::format("{} is no OCI image layout: it has no file oci-layout", path))
         .WithField("source");
   }
-  auto image = std::make_unique<OciImage>(*std::move(root), limits, warnings);
+  auto image = std::make_unique<OciImage>(*std::move(root), std::move(shared), limits, warnings);
   DSEC_TRY_VOID(image->Load(ref));
   return std::unique_ptr<ImageReader>(std::move(image));
 }

@@ -19,9 +19,11 @@ Result<std::unique_ptr<ImageReader>> OpenTar(const std::string& path, const Impo
                                              Warnings& warnings);
 
 // An OCI image layout folder. `ref` picks an image by its ref.name annotation; empty: the only one
-// for this host's platform. The digest and size of every document and layer are checked.
+// for this host's platform. The digest and size of every document and layer are checked. `blobs`:
+// the folder of the blobs where it is not the layout's own; blobs used get the present time.
 Result<std::unique_ptr<ImageReader>> OpenOciLayout(const std::string& path, const std::string& ref,
-                                                   const ImportLimits& limits, Warnings& warnings);
+                                                   const ImportLimits& limits, Warnings& warnings,
+                                                   const std::string& blobs = "");
 
 // What `docker save` writes, of both generations. `ref` picks an image by its tag. Layers are
 // checked against the diff_ids of the image config. A compressed archive is first inflated into an

@@ -89,7 +89,7 @@ std::string Printable(std::string_view text);
 
 // How far an import or build has come.
 struct Progress {
-  enum class Phase { kRead, kWrite, kPublish };
+  enum class Phase { kFetch, kRead, kWrite, kPublish };
   Phase phase = Phase::kRead;
   uint64_t entries = 0;
   uint64_t bytes = 0;

@@ -17,6 +17,7 @@
 #include "image/erofs_writer.h"
 #include "image/fs.h"
 #include "image/importers.h"
+#include "image/registry.h"
 #include "image/tree_builder.h"
 #include "os/file.h"
 
@@ -24,6 +25,7 @@ namespace dsec::image {
 namespace {
 
 constexpr char kManifestName[] = "manifest.json";
+constexpr char kCacheName[] = "cache";  // blobs from registries
 // In a work folder: the layer whose files are being moved into or out of blobs/ right now.
 constexpr char kMovingName[] = "moving";
 constexpr size_t kMaxManifest = 1 << 20;
@@ -211,8 +213,9 @@ Result<std::vector<LayerInfo>> LayerStore::List(const ListFilter& filter) const 
   return catalog_->List(filter);
 }
 
-Result<std::unique_ptr<ImageReader>> LayerStore::OpenImage(const BuildRequest& request, int scratch,
-                                                           Warnings& warnings) const {
+Result<std::unique_ptr<ImageReader>> LayerStore::OpenImage(
+    const BuildRequest& request, const WorkDir& work, Warnings& warnings,
+    const std::function<bool(uint64_t)>& proceed) const {
   switch (request.source) {
     case SourceKind::kDirectory:
       return OpenDirectory(request.path, request.limits, warnings);
@@ -221,7 +224,17 @@ Result<std::unique_ptr<ImageReader>> LayerStore::OpenImage(const BuildRequest& r
     case SourceKind::kOciLayout:
       return OpenOciLayout(request.path, request.ref, request.limits, warnings);
     case SourceKind::kDockerArchive:
-      return OpenDockerArchive(request.path, request.ref, scratch, request.limits, warnings);
+      return OpenDockerArchive(request.path, request.ref, work.fd.get(), request.limits, warnings);
+    case SourceKind::kRegistry: {
+      DSEC_TRY(const auto cache, MakeAndOpenDir(root_fd_.get(), kCacheName, 0700));
+      DSEC_TRY_VOID(FetchImage({.ref = request.path,
+                                .plain_http = request.plain_http,
+                                .work = work.fd.get(),
+                                .cache = std::string("../../") + kCacheName},
+                               proceed));
+      return OpenOciLayout(fmt::format("{}/tmp/{}/{}", root_, work.name, kFetchedLayout), "",
+                           request.limits, warnings, root_ + "/" + kCacheName);
+    }
   }
   return Error(Code::kInvalidArgument, "layer.source", "unknown kind of source");
 }
@@ -237,19 +250,36 @@ Result<BuildReport> LayerStore::Build(const BuildRequest& request, const Progres
           .WithField("name");
     }
   }
+  auto built = BuildOnce(request, name, progress);
+  if (request.source != SourceKind::kRegistry) return built;
+  DSEC_TRY(const auto cache, MakeAndOpenDir(root_fd_.get(), kCacheName, 0700));
+  if (!built.ok() && built.error().reason() == "layer.digest_mismatch") {
+    DSEC_TRY_VOID(DropDamagedBlobs(cache.get()));
+    built = BuildOnce(request, name, progress);
+  }
+  DSEC_TRY_VOID(DropUnusedBlobs(cache.get()));
+  return built;
+}
+
+Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
+                                          const std::optional<LayerName>& name,
+                                          const ProgressFn& progress) {
   BuildReport report;
   StopWatch watch;
   Warnings warnings;
+  Throttle throttle(progress);
   DSEC_TRY(const WorkDir work, MakeWorkDir());
   const int dir = work.fd.get();
-  DSEC_TRY(const auto image, OpenImage(request, dir, warnings));
+  DSEC_TRY(const auto image, OpenImage(request, work, warnings, [&](uint64_t bytes) {
+             return throttle({Progress::Phase::kFetch, 0, bytes, 0});
+           }));
+  report.fetch_ms = watch.Lap();
   DSEC_TRY_VOID(RequireSpace(dir, image->least_bytes(), "the import"));
   DSEC_TRY_VOID(os::MakeDir(dir, "out", 0700));
   DSEC_TRY(const auto out, os::OpenAt(dir, "out", O_RDONLY | O_DIRECTORY));
   DSEC_TRY(const auto chunks, ChunkStore::Create(out.get(), kBlobName));
   Tree tree;
   TreeBuilder builder(tree, *chunks, {request.limits, request.kind != LayerKind::kBase}, warnings);
-  Throttle throttle(progress);
   builder.set_proceed([&] {
     const TreeStats& stats = builder.stats();
     return throttle(

@@ -21,14 +21,15 @@
 
 namespace dsec::image {
 
-enum class SourceKind { kDirectory, kTar, kOciLayout, kDockerArchive };
+enum class SourceKind { kDirectory, kTar, kOciLayout, kDockerArchive, kRegistry };
 
 struct BuildRequest {
   LayerKind kind = LayerKind::kBase;
   std::string name;  // NAME[:TAG]; empty: the layer is reached by its id alone
   SourceKind source = SourceKind::kDirectory;
-  std::string path;
-  std::string ref;  // which image of an OCI layout or docker archive; empty: the only one
+  std::string path;         // of a registry: HOST[:PORT]/NAME[:TAG|@DIGEST]
+  bool plain_http = false;  // of a registry
+  std::string ref;          // which image of an OCI layout or docker archive; empty: the only one
   std::map<std::string, std::string> labels;
   ImportLimits limits;
   // What runs read first lies together at the front of the blob; part of the content and so of the
@@ -42,6 +43,7 @@ struct BuildReport {
   std::vector<std::string> warnings;  // what was left out and why, the first 100
   uint64_t warning_count = 0;
   bool content_copied = false;  // the source brought the content in another order
+  uint64_t fetch_ms = 0;        // the download from a registry
   uint64_t read_ms = 0;         // the source, its content on its way into the blob
   uint64_t write_ms = 0;        // the blob in its order, its digest, the metadata
   uint64_t publish_ms = 0;      // rename, catalogue
@@ -101,8 +103,11 @@ class LayerStore {
   Result<void> Sweep() const;
   Result<void> Reindex();
   Result<void> FinishInterrupted(int work) const;
-  Result<std::unique_ptr<ImageReader>> OpenImage(const BuildRequest& request, int scratch,
-                                                 Warnings& warnings) const;
+  Result<BuildReport> BuildOnce(const BuildRequest& request, const std::optional<LayerName>& name,
+                                const ProgressFn& progress);
+  Result<std::unique_ptr<ImageReader>> OpenImage(
+      const BuildRequest& request, const WorkDir& work, Warnings& warnings,
+      const std::function<bool(uint64_t)>& proceed) const;
   Result<void> Publish(const WorkDir& work, const Manifest& manifest, const LayerInfo& layer,
                        const std::optional<LayerName>& name, bool& existed);
   bool Intact(const std::string& hex, const Manifest& manifest) const;
