@@ -76,7 +76,9 @@ Result<TestLayers*> TestLayers::Get() {
   DSEC_TRY(auto dir, os::TempDir::Create("dsec-tsb-layers-"));
   made->dir_.emplace(std::move(dir));
   DSEC_TRY(made->store_, image::LayerStore::Open(made->dir_->path() + "/store"));
-  made->mounts_ = std::make_unique<image::LayerMounts>(*made->store_);
+  // None is kept after its last use, so that what a test leaves mounted shows.
+  made->mounts_ =
+      std::make_unique<image::LayerMounts>(*made->store_, image::LayerMountOptions{.keep_idle = 0});
   const std::string tree = made->dir_->path() + "/tree";
   DSEC_TRY_VOID(os::MakeDir(AT_FDCWD, tree.c_str(), 0755));
   DSEC_TRY_VOID(BuildTree(tree));
@@ -87,9 +89,6 @@ Result<TestLayers*> TestLayers::Get() {
   request.path = tree;
   DSEC_TRY_VOID(made->store_->Build(request, nullptr));
   fs::remove_all(tree);
-  // The node keeps a mount after its last use; here it is there before the first.
-  DSEC_TRY(const auto base, made->store_->Resolve("test-base:1", image::LayerKind::kBase));
-  DSEC_TRY_VOID(made->mounts_->Acquire(base.id));
   layers = std::move(made);
   return layers.get();
 }
@@ -135,7 +134,6 @@ Result<void> TestLayers::AddPython() {
   auto built = store_->Build(request, nullptr);
   fs::remove_all(tree);
   if (!built.ok()) return std::move(built).error();
-  DSEC_TRY_VOID(mounts_->Acquire(built->layer.id));
   has_python_ = true;
   return Ok();
 }
