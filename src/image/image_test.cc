@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
+#include <sqlite3.h>
 
 #include "image/byte_source.h"
 #include "image/catalog.h"
@@ -432,14 +433,26 @@ TEST_F(CatalogTest, List_FiltersByKindPrefixAndLabel) {
 
 TEST_F(CatalogTest, Pages_ShowEveryLayerOnce) {
   constexpr uint64_t kLayers = 2500;  // more than what counts as few
-  const auto id = [](uint64_t n) { return LayerId(fmt::format("sha256:{:064x}", n * 7919)); };
-  for (uint64_t n = 0; n < kLayers; ++n) {
-    LayerInfo layer = Layer('0', n % 2 == 0 ? LayerKind::kBase : LayerKind::kWorkspace);
-    layer.id = id(n);
-    layer.labels = {{"all", "yes"}, {"rest", fmt::format("{}", n % 100)}};
-    const auto name = LayerName{fmt::format("{}/l{}", n % 2 == 0 ? "even" : "odd", n), "1"};
-    ASSERT_TRUE(catalog_->Put(layer, name).ok());
-  }
+  // As another process would, in one transaction: a Put each would wait for the disk 2,500 times.
+  ASSERT_TRUE(catalog_->Put(Layer('f', LayerKind::kBase), std::nullopt).ok());
+  sqlite3* database = nullptr;
+  ASSERT_EQ(::sqlite3_open((folder_.path() + "/catalog.db").c_str(), &database), SQLITE_OK);
+  char* message = nullptr;
+  ::sqlite3_exec(database, R"sql(
+      BEGIN;
+      CREATE TEMP TABLE made AS WITH RECURSIVE counter(n) AS (
+          SELECT 0 UNION ALL SELECT n + 1 FROM counter WHERE n < 2499)
+        SELECT n, printf('sha256:%064x', n * 7919) AS made_id FROM counter;
+      INSERT INTO layers SELECT made_id, iif(n % 2 = 0, 'base', 'workspace'), meta_bytes, blob_bytes, entries,
+          content_bytes, created_unix_ms, source, config FROM made, layers;
+      DELETE FROM layers WHERE id NOT IN (SELECT made_id FROM made);
+      INSERT INTO names SELECT iif(n % 2 = 0, 'even', 'odd') || '/l' || n, '1', made_id FROM made;
+      INSERT INTO labels SELECT made_id, 'all', 'yes' FROM made;
+      INSERT INTO labels SELECT made_id, 'rest', n % 100 FROM made;
+      COMMIT;)sql",
+                 nullptr, nullptr, &message);
+  EXPECT_EQ(message, nullptr) << message;
+  ::sqlite3_close(database);
   const auto count = [&](ListFilter filter) {
     uint64_t found = 0;
     filter.limit = 90;
