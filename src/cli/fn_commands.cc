@@ -101,10 +101,9 @@ void PutBytes(json& body, const std::string& key, const std::string& bytes) {
 }
 
 Result<json> Body(const FnFlags& flags) {
-  json body = {{"op_id", "cli-" + NewUlid(Clock::System())},
-               {"type", flags.type.empty() ? TypeOf(flags.file) : flags.type},
-               {"args", flags.args}};
-  if (body["type"] == "") {
+  const std::string type = flags.type.empty() ? TypeOf(flags.file) : flags.type;
+  json body = {{"op_id", "cli-" + NewUlid(Clock::System())}, {"type", type}, {"args", flags.args}};
+  if (type.empty()) {
     return Error(Code::kInvalidArgument, "cli.value",
                  fmt::format("--type: {} has no known extension; say the type", flags.file));
   }

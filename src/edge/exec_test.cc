@@ -62,6 +62,7 @@ TEST_F(EdgeExec, KnownOpId_NeverRunsTwice) {
   const auto request = ExecOf("op", {"serve"});
   EXPECT_FALSE(Exec(id, request)->known());
   EXPECT_TRUE(Exec(id, request)->known());
+  Await([&] { return EventTypes(id).size() == 4; });
   Crash();
   Start();
   EXPECT_TRUE(Exec(id, request)->known());

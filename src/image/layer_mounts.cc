@@ -70,7 +70,16 @@ LayerMounts::LayerMounts(const LayerStore& store, LayerMountOptions options)
           if (stop.stop_requested()) return;
           Trim();
         }
-      }) {}
+      }) {
+  idle_->keep = options_.keep_idle;
+}
+
+LayerMounts::~LayerMounts() {
+  std::list<Kept> ended;
+  const std::lock_guard lock(idle_->mutex);
+  idle_->keep = 0;
+  ended.swap(idle_->kept);
+}
 
 Result<std::shared_ptr<const MountedLayer>> LayerMounts::Acquire(const LayerId& id) {
   std::shared_ptr<Slot> slot;
@@ -97,7 +106,7 @@ Result<std::shared_ptr<const MountedLayer>> LayerMounts::Mount(const LayerId& id
     DSEC_TRY_VOID(CheckSuperblock(files.meta.get()));
     slot.verified = Verified{status.st_dev, status.st_ino, status.st_size, status.st_ctim};
   }
-  auto mount = FindKept(id, slot.verified);
+  auto mount = TakeKept(id, slot.verified);
   if (mount == nullptr) {
     static std::mutex bdi_mutex;
     // Held over the mount alone: metadata is local, so it does not hang.
@@ -113,8 +122,15 @@ Result<std::shared_ptr<const MountedLayer>> LayerMounts::Mount(const LayerId& id
                            : Result<void>(std::move(before).error());
     if (!set.ok()) log::Warn("layer.read_ahead_not_set", {{"layer", id}, {"error", set.error()}});
   }
-  Keep({id, slot.verified, mount});
-  auto layer = std::make_shared<const MountedLayer>(std::move(files), std::move(mount));
+  // The slot's weak pointer keeps this function object: what it holds must leave it.
+  auto give_back = [idle = idle_,
+                    used = Kept{id, slot.verified, mount}](const MountedLayer* layer) mutable {
+    delete layer;
+    idle->Add(std::move(used));
+    idle.reset();
+  };
+  const std::shared_ptr<const MountedLayer> layer(
+      new MountedLayer(std::move(files), std::move(mount)), std::move(give_back));
   slot.mount = layer;
   return layer;
 }
@@ -124,56 +140,42 @@ bool LayerMounts::Verified::Is(const struct stat& status) const {
          changed.tv_sec == status.st_ctim.tv_sec && changed.tv_nsec == status.st_ctim.tv_nsec;
 }
 
-std::shared_ptr<const os::UniqueFd> LayerMounts::FindKept(const LayerId& id, const Verified& meta) {
-  const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find_if(kept_, [&](const Kept& kept) {
+std::shared_ptr<const os::UniqueFd> LayerMounts::TakeKept(const LayerId& id, const Verified& meta) {
+  const std::lock_guard lock(idle_->mutex);
+  const auto found = std::ranges::find_if(idle_->kept, [&](const Kept& kept) {
     return kept.id == id && kept.meta.inode == meta.inode && kept.meta.device == meta.device;
   });
-  return found == kept_.end() ? nullptr : found->mount;
+  if (found == idle_->kept.end()) return nullptr;
+  auto mount = std::move(found->mount);
+  idle_->kept.erase(found);
+  return mount;
 }
 
-void LayerMounts::Keep(Kept kept) {
+void LayerMounts::Idle::Add(Kept used) {
   std::list<Kept> ended;  // unmounted after the lock is gone
-  const std::lock_guard lock(mutex_);
-  const auto known =
-      std::ranges::find_if(kept_, [&](const Kept& other) { return other.mount == kept.mount; });
-  if (known != kept_.end()) {
-    kept_.splice(kept_.begin(), kept_, known);
-  } else {
-    kept_.push_front(std::move(kept));
-  }
-  size_t idle = 0;
-  for (auto it = kept_.begin(); it != kept_.end();) {
-    const auto next = std::next(it);
-    if (it->mount.use_count() == 1 && ++idle > options_.keep_idle)
-      ended.splice(ended.end(), kept_, it);
-    it = next;
-  }
+  const std::lock_guard lock(mutex);
+  kept.push_front(std::move(used));
+  while (kept.size() > keep) ended.splice(ended.end(), kept, std::prev(kept.end()));
 }
 
 size_t LayerMounts::idle() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<size_t>(
-      std::ranges::count_if(kept_, [](const Kept& kept) { return kept.mount.use_count() == 1; }));
+  const std::lock_guard lock(idle_->mutex);
+  return idle_->kept.size();
 }
 
 void LayerMounts::Trim() {
-  std::list<Kept> idle;
+  std::set<LayerId> ids;
   {
-    const std::lock_guard lock(mutex_);
-    for (const Kept& kept : kept_) {
-      if (kept.mount.use_count() == 1) idle.push_back(kept);
-    }
+    const std::lock_guard lock(idle_->mutex);
+    for (const Kept& kept : idle_->kept) ids.insert(kept.id);
   }
   // The store is asked without the lock, since it may hang.
-  std::erase_if(idle, [&](const Kept& kept) { return store_.OpenFiles(kept.id).ok(); });
+  std::erase_if(ids, [&](const LayerId& id) { return store_.OpenFiles(id).ok(); });
   std::list<Kept> ended;
-  const std::lock_guard lock(mutex_);
-  for (auto it = kept_.begin(); it != kept_.end();) {
+  const std::lock_guard lock(idle_->mutex);
+  for (auto it = idle_->kept.begin(); it != idle_->kept.end();) {
     const auto next = std::next(it);
-    const bool gone =
-        std::ranges::any_of(idle, [&](const Kept& removed) { return removed.mount == it->mount; });
-    if (gone) ended.splice(ended.end(), kept_, it);
+    if (ids.contains(it->id)) ended.splice(ended.end(), idle_->kept, it);
     it = next;
   }
 }

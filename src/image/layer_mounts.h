@@ -58,6 +58,9 @@ class LayerMounts {
  public:
   // `store` must outlive this object.
   explicit LayerMounts(const LayerStore& store, LayerMountOptions options = {});
+  ~LayerMounts();
+  LayerMounts(const LayerMounts&) = delete;
+  LayerMounts& operator=(const LayerMounts&) = delete;
 
   // The mount that exists, or a new one after the digest of its metadata has been checked (again
   // only when the file has changed since). kNotFound "layer.not_found", kInternal "layer.corrupt",
@@ -79,11 +82,18 @@ class LayerMounts {
     timespec changed = {};
     bool Is(const struct stat& status) const;
   };
-  // One mount and what it shows. Several MountedLayers may have it one after the other.
+  // A mount without a use, and what it shows.
   struct Kept {
     LayerId id;
     Verified meta;
     std::shared_ptr<const os::UniqueFd> mount;
+  };
+  // Outlives this object as long as a layer is in use.
+  struct Idle {
+    std::mutex mutex;
+    size_t keep = 0;
+    std::list<Kept> kept;  // most recently used first
+    void Add(Kept used);
   };
   struct Slot {
     std::mutex mutex;
@@ -92,15 +102,14 @@ class LayerMounts {
   };
 
   Result<std::shared_ptr<const MountedLayer>> Mount(const LayerId& id, Slot& slot);
-  // The kept mount of this very file, or null.
-  std::shared_ptr<const os::UniqueFd> FindKept(const LayerId& id, const Verified& meta);
-  void Keep(Kept kept);
+  // Takes the kept mount of this very file; null: there is none.
+  std::shared_ptr<const os::UniqueFd> TakeKept(const LayerId& id, const Verified& meta);
 
   const LayerStore& store_;
   LayerMountOptions options_;
   mutable std::mutex mutex_;
   std::map<LayerId, std::shared_ptr<Slot>> slots_;
-  std::list<Kept> kept_;  // most recently used first
+  const std::shared_ptr<Idle> idle_ = std::make_shared<Idle>();
   std::condition_variable_any wake_;
   std::jthread trimmer_;  // last: it uses all of the above
 };

@@ -242,7 +242,7 @@ Result<uint32_t> TreeBuilder::TakeXattrs(const Entry& entry, mode_t mode) {
     }
     kept.push_back(*std::move(xattr));
   }
-  return tree_.xattrs().Intern(std::move(kept));
+  return tree_.xattrs().Intern(kept);
 }
 
 Result<void> TreeBuilder::AddDirectory(uint32_t parent, std::string_view name, const Entry& entry) {

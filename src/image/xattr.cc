@@ -103,7 +103,7 @@ std::optional<Xattr> ToXattr(std::string_view name, std::string_view value, mode
   return Xattr{space->index, std::string(name.substr(space->prefix.size())), std::string(value)};
 }
 
-uint32_t XattrTable::Intern(std::vector<Xattr> list) {
+uint32_t XattrTable::Intern(const std::vector<Xattr>& list) {
   if (list.empty()) return std::numeric_limits<uint32_t>::max();
   std::map<std::pair<uint8_t, std::string_view>, const Xattr*> last;
   for (const Xattr& xattr : list) last[{xattr.index, xattr.suffix}] = &xattr;

@@ -36,7 +36,7 @@ class XattrTable {
   using Set = std::vector<const Xattr*>;  // ordered by name
 
   // kNone for an empty list. The last of several attributes of one name counts.
-  uint32_t Intern(std::vector<Xattr> list);
+  uint32_t Intern(const std::vector<Xattr>& list);
   const Set& set(uint32_t index) const { return sets_[index]; }
 
  private:
