@@ -93,7 +93,7 @@ class Call {
   Result<void> OnTime();
   Result<void> Stop(StoppedBy why);
   Result<bool> EndTree();
-  Result<uint64_t> CpuUsed() const;
+  Result<uint64_t> CpuUsed();
   FnReport TooLarge(const Error& error) const;
 
   int group() const { return cell_.process.group.get(); }
@@ -108,6 +108,7 @@ class Call {
   std::optional<Output> stdout_, stderr_;
   MonoTime started_, wall_end_, next_look_, kill_end_;
   uint64_t cpu_before_ = 0;
+  uint64_t cpu_used_ = 0;
   bool ended_ = false;
   bool init_gone_ = false;
   std::optional<Error> exec_failure_;
@@ -211,9 +212,15 @@ Result<void> Call::Stop(StoppedBy why) {
   return CallGroups::Kill(group());
 }
 
-Result<uint64_t> Call::CpuUsed() const {
-  DSEC_TRY(const uint64_t now, CallGroups::CpuUsec(group()));
-  return now - std::min(now, cpu_before_);
+// When the init of the cell has died, the runner has removed the group: what was read last holds.
+Result<uint64_t> Call::CpuUsed() {
+  auto now = CallGroups::CpuUsec(group());
+  if (now.ok()) {
+    cpu_used_ = *now - std::min(*now, cpu_before_);
+  } else if (now.error().sys_errno() != ENOENT && now.error().sys_errno() != ENODEV) {
+    return std::move(now).error();
+  }
+  return cpu_used_;
 }
 
 Result<void> Call::OnTime() {
@@ -276,7 +283,9 @@ Result<void> Call::Watch() {
 
 // Kills what the program has left running and waits until it is gone. False: it does not go.
 Result<bool> Call::EndTree() {
-  DSEC_TRY(auto events, os::OpenAt(group(), "cgroup.events", O_RDONLY));
+  auto opened = os::OpenAt(group(), "cgroup.events", O_RDONLY);
+  if (!opened.ok() && opened.error().sys_errno() == ENOENT) return true;
+  DSEC_TRY(auto events, std::move(opened));
   DSEC_TRY(const bool empty, CgroupTree::IsEmpty(events.get()));
   if (empty) return true;
   DSEC_TRY_VOID(CallGroups::Kill(group()));

@@ -106,7 +106,7 @@ TEST_F(FnLimits, Memory_TheLeastThatMayBeAskedForIsEnough) {
     FnRun run = Guest({"touch", "7"});
     run.limits.set_memory_bytes(8 << 20);
     Expect(run, v1::FN_OK, "");
-    run.argv = {"call-guest", "touch", "11"};
+    run.argv = {"call-guest", "touch", "64"};
     Expect(run, v1::FN_MEMORY_LIMIT, "memory");
   }
 }
