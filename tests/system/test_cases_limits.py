@@ -215,7 +215,7 @@ def test_case_066_quota_that_cannot_be_enforced(layers):
             (quota,) = [item for item in client.node()["capabilities"] if item["name"] == "disk_quota"]
             assert (quota["used"], quota["ok"]) == ("none", False) and "btrfs-progs" in quota["detail"], quota
             doctor = node.cli("doctor")
-            assert doctor.returncode == 1 and b"btrfs-progs" in doctor.stdout, doctor
+            assert doctor.returncode == 0 and b"btrfs-progs" in doctor.stdout, doctor
             for limit in (100, None):  # what the node would take by default is a limit too
                 with pytest.raises(errors.UnsupportedError) as caught:
                     client.run_container(args(disk_limit_mb=limit))
