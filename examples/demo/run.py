@@ -117,7 +117,8 @@ async def main():
             counts[folder.name] = counts.get(folder.name, 0) + 1
         await asyncio.gather(*(burst(project, count) for project, count in counts.items()))
         burst_seconds = time.monotonic() - started
-        slots = asyncio.Semaphore(3 * (os.cpu_count() or 1))
+        # More than there are cores: a task also waits for creations and removals.
+        slots = asyncio.Semaphore(6 * (os.cpu_count() or 1))
 
         async def one(number, folder, candidate):
             nonlocal written

@@ -9,9 +9,9 @@ packages=(
   libboost1.81-dev libexpected-dev libtomlplusplus-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
   protobuf-compiler libprotobuf-dev libsqlite3-dev libarchive-dev libxxhash-dev libzstd-dev libssl-dev libseccomp-dev
   # layers and scratch space
-  erofs-utils btrfs-progs e2fsprogs mount skopeo
+  erofs-utils btrfs-progs e2fsprogs mount skopeo attr libcap2-bin
   # tests and benchmarks
-  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap docker-registry
+  libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap docker-registry g++
   python3 python3-httpx python3-pytest python3-pytest-timeout python3-yaml python3-jsonschema python3-pip python3-venv
   # demo
   debootstrap dpkg-dev xz-utils ca-certificates curl
