@@ -129,7 +129,7 @@ Result<std::shared_ptr<const MountedLayer>> LayerMounts::Mount(const LayerId& id
     idle->Add(std::move(used));
     idle.reset();
   };
-  const std::shared_ptr<const MountedLayer> layer(
+  std::shared_ptr<const MountedLayer> layer(
       new MountedLayer(std::move(files), std::move(mount)), std::move(give_back));
   slot.mount = layer;
   return layer;

@@ -229,7 +229,8 @@ Result<void> Call::OnTime() {
     DSEC_TRY(const uint64_t used, CpuUsed());
     const uint64_t allowed = run_.limits.cpu_ms() * 1000;
     if (used > allowed) return Stop(StoppedBy::kCpu);
-    if (worker_.groups().OomKills() > 0) return Stop(StoppedBy::kMemory);
+    if (worker_.groups().OomKills() > 0 || worker_.groups().Thrashes())
+      return Stop(StoppedBy::kMemory);
     next_look_ = now + UntilLook(microseconds(allowed - used));
   }
   if (now >= wall_end_) return Stop(StoppedBy::kWall);

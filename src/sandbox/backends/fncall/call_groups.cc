@@ -63,6 +63,10 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, ui
     }
     memory_limit_ = memory;
   }
+  // Page cache that earlier calls have left would be taken for this call's own once the bound is
+  // reached. Best effort: what the kernel does not give back stays charged.
+  if (memory_v1_ && MemoryNow() > own_memory_ + memory_bytes / 4)
+    (void)Write(memory_.get(), "memory.force_empty", "0");
   const uint64_t pids = processes + kOwnProcesses;
   if (pids != pids_limit_) {
     DSEC_TRY_VOID(Write(pids_.get(), "pids.max", fmt::format("{}", pids)));
@@ -84,6 +88,32 @@ uint64_t CallGroups::OomKills() const {
   return now - std::min(now, before_.oom_kills);
 }
 
+bool CallGroups::Thrashes() {
+  constexpr uint64_t kPage = 4096;
+  constexpr uint64_t kFilesShare = 8;  // of the bound: with more of files the kernel has room
+  constexpr uint64_t kTimesOver = 16;
+  constexpr uint64_t kFewRefaults = 256;
+  constexpr int kLooks = 2;
+  constexpr size_t kMaxStat = 64 << 10;
+  if (MemoryNow() + memory_limit_ / kFilesShare < memory_limit_) {
+    thrashing_looks_ = 0;
+    return false;
+  }
+  const auto stat = os::ReadFile(memory_.get(), "memory.stat", kMaxStat);
+  if (!stat.ok()) return false;
+  // Both count files in memory, which cannot be taken back without swap, as cache.
+  const uint64_t cache = ControlValue(*stat, memory_v1_ ? "cache" : "file");
+  const uint64_t files = cache - std::min(cache, ControlValue(*stat, "shmem"));
+  const uint64_t refaults = ControlValue(*stat, "workingset_refault_file");
+  const uint64_t fresh = refaults - std::min(refaults, refaults_before_);
+  refaults_before_ = refaults;
+  const bool over = files < memory_limit_ / kFilesShare &&
+                    fresh > kFewRefaults + (kTimesOver * files / kPage);
+  thrashing_looks_ = over ? thrashing_looks_ + 1 : 0;
+  // The first look of a call counts what came since the last look at another: it says nothing.
+  return thrashing_looks_ > kLooks;
+}
+
 bool CallGroups::AwaitRelease(MonoTime deadline) const {
   constexpr uint64_t kNothingMuch = 1 << 20;
   constexpr auto kPause = std::chrono::milliseconds(1);
@@ -103,6 +133,7 @@ Result<void> CallGroups::Begin(int call) {
   if (memory_v1_) DSEC_TRY_VOID(Write(memory_.get(), "memory.max_usage_in_bytes", "0"));
   before_ = {};
   memory_before_ = 0;
+  thrashing_looks_ = 0;
   max_events_before_ = memory_v1_ ? 0 : ReadControl(memory_.get(), "memory.events", "max");
   DSEC_TRY(before_, Read(call));
   // Cgroup v2: the call has a directory of its own, whose peak begins at nothing.

@@ -40,6 +40,12 @@ class CallGroups {
   Result<Counters> Read(int call) const;
   // OOM kills since Begin.
   uint64_t OomKills() const;
+  // Whether the call gets nowhere for want of memory. The kernel kills nothing as long as it can
+  // take back a page of a file, even when it is the very page that the program runs on and reads
+  // again at once. True when memory is full of what cannot be taken back, and in each of the last
+  // two intervals between looks the few pages of files that are left were read again many times
+  // over. To be asked at intervals of a call.
+  bool Thrashes();
   // What the end of a cell frees is freed a little later: its files in memory and shared segments
   // go with mounts and namespaces that the kernel takes down by itself, and tells nobody when it
   // has. False when some of it is still there at the deadline.
@@ -67,6 +73,8 @@ class CallGroups {
   uint64_t own_memory_ = kOwnMemory;
   uint64_t memory_before_ = 0;
   uint64_t max_events_before_ = 0;
+  uint64_t refaults_before_ = 0;
+  int thrashing_looks_ = 0;
   Counters before_;
 };
 

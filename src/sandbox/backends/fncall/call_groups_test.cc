@@ -85,5 +85,33 @@ TEST_F(FakeCallGroups, V1_PeakLeavesOutWhatWasThereUntilTheBoundIsHit) {
   EXPECT_EQ(open->Read(call.get())->memory_peak, 60'000'000u - CallGroups::kOwnMemory);
 }
 
+TEST_F(FakeCallGroups, Thrashing_IsFullMemoryWhoseFewFilesAreReadAgainAndAgain) {
+  for (const char* file : {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
+                           "memory.max_usage_in_bytes", "pids.max"}) {
+    Put(std::string("v1/") + file, "");
+  }
+  const auto look = [&](CallGroups& groups, uint64_t usage, uint64_t cache, uint64_t refaults) {
+    Put("v1/memory.usage_in_bytes", fmt::format("{}\n", usage));
+    Put("v1/memory.stat", fmt::format("cache {}\nshmem 1048576\nworkingset_refault_file {}\n",
+                                      cache + (1 << 20), refaults));
+    return groups.Thrashes();
+  };
+  SlotCgroups slot;
+  slot.slot = Dir(".");
+  slot.memory = Dir("v1");
+  slot.pids = Dir("v1");
+  auto groups = CallGroups::Open(slot).value();
+  ASSERT_TRUE(groups.SetLimits(64 << 20, 1).ok());
+  constexpr uint64_t kFull = 66 << 20;
+  EXPECT_FALSE(look(groups, kFull, 160'000, 1'000'000));  // of which none need be this call's
+  EXPECT_FALSE(look(groups, kFull, 160'000, 1'020'000));
+  EXPECT_TRUE(look(groups, kFull, 160'000, 1'040'000));
+  EXPECT_FALSE(look(groups, kFull, 160'000, 1'040'100)) << "it got on in between";
+  EXPECT_FALSE(look(groups, 40 << 20, 160'000, 1'080'000)) << "there is room";
+  // A program that goes through large files again and again, with its bound as their cache.
+  for (uint64_t i = 1; i < 5; ++i)
+    EXPECT_FALSE(look(groups, kFull, 50 << 20, 1'080'000 + (i * 50'000)));
+}
+
 }  // namespace
 }  // namespace dsec::sandbox
