@@ -412,6 +412,8 @@ async def main():
         sys.exit(f"unknown figures: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     random.seed(1)
     layers = support.build_layers(support.BUILD / "test-layers")
+    if wanted & {"fncall_python_warm", "fncall_cpp"}:
+        support.build_languages(layers)
     folder = tempfile.mkdtemp(prefix="dsec-bench-")
     node = support.Node(folder, layers, "bench", capacity=4000).start()
     figures = Figures(arguments.out)

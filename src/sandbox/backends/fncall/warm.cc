@@ -26,22 +26,37 @@ constexpr size_t kMaxSaid = 4096;
 // Descriptor 3 is this text, 4 the link to the daemon. Says "R" once the modules are there, or "E"
 // and why not; reads the length of what follows as a decimal line, then strings, each ended by NUL:
 // the path of the code, the number of arguments, the arguments, the environment.
+// The end is that of an interpreter, without taking down what was there before the code: that is
+// most of the time of a short call. What the code made is finalized: its threads are awaited, its
+// exit functions run, its modules and their objects collected (frozen are those of before), its
+// output flushed. Exit statuses are those of Python: 1 after an exception, 120 when the output
+// cannot be written, SIGINT after KeyboardInterrupt.
 constexpr std::string_view kPython = R"py(
+import atexit
+import gc
+import os
+import signal
 import sys
+from types import ModuleType
 
 
-def _wait():
+def _prepare():
     import importlib
-    import os
 
     try:
         for name in sys.argv[1:]:
             importlib.import_module(name)
+        exec(compile("print('', end='')", "", "exec"), {})  # what every call touches is there
+        gc.collect()
+        gc.freeze()
     except BaseException:
         import traceback
 
         os.write(4, b"E" + traceback.format_exc().encode("utf-8", "replace")[-2000:])
         os._exit(1)
+
+
+def _wait():
     os.write(4, b"R")
 
     def read(size):
@@ -70,8 +85,6 @@ def _wait():
 
 
 def _run(path):
-    from types import ModuleType
-
     with open(path, "rb") as file:
         text = file.read()
     main = ModuleType("__main__")
@@ -80,16 +93,70 @@ def _run(path):
     sys.modules["__main__"] = main
     try:
         exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        return error.code
     except BaseException as error:
         # As at the top level, without the frames of this file.
         error.__traceback__ = error.__traceback__.tb_next
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except SystemExit as another:
+            return another.code
+        except BaseException:
+            sys.__excepthook__(type(error), error, error.__traceback__)
+        return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
+    return None
 
 
-_run(_wait())
+# Keeps what the code may have replaced by the time it is needed.
+def _end(before, exit, kill, pid, set_signal, run_exits, collect, show):
+    def guard(action):
+        try:
+            action()
+            return True
+        except BaseException as error:
+            try:
+                show(type(error), error, error.__traceback__)
+            except BaseException:
+                pass
+            return False
+
+    def flush(file):
+        if file is not None and not file.closed:
+            file.flush()
+
+    def finish(code):
+        result = code & 0xFF if isinstance(code, int) else int(code is not None)
+        if result and not isinstance(code, int) and code is not KeyboardInterrupt:
+            guard(lambda: print(code, file=sys.stderr))
+        if "threading" in sys.modules:
+            guard(lambda: sys.modules["threading"]._shutdown())
+        guard(run_exits)
+        guard(collect)  # puts what is in use in the order in which it must be finalized
+        for name in [name for name in sys.modules if name not in before or name == "__main__"]:
+            del sys.modules[name]
+        guard(collect)
+        written = [guard(lambda: flush(file)) for file in (sys.stdout, sys.__stdout__)]
+        for file in (sys.stderr, sys.__stderr__):
+            guard(lambda: flush(file))
+        if code is KeyboardInterrupt:
+            set_signal(signal.SIGINT, signal.SIG_DFL)
+            kill(pid(), signal.SIGINT)
+        exit(result if all(written) else 120)
+
+    def end(code):
+        try:
+            finish(code)
+        finally:
+            exit(1)
+
+    return end
+
+
+_prepare()
+_finish = _end(frozenset(sys.modules), os._exit, os.kill, os.getpid, signal.signal, atexit._run_exitfuncs, gc.collect,
+               sys.__excepthook__)
+_finish(_run(_wait()))
 )py";
 
 Result<WarmProgram> Failed(std::string why) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls in an interpreter that waits for them.
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include "sandbox/testing/fncall_fixture.h"
 
@@ -68,6 +69,56 @@ TEST_F(FnWarm, Errors_LookAsFromTheInterpreterItself) {
   report = Must(*worker_, Code("if\n"));
   EXPECT_EQ(report.step.exit_code(), 1);
   EXPECT_THAT(report.step.stderr().data(), HasSubstr("SyntaxError"));
+}
+
+// What the interpreter does for a program at its end, the call gets as well.
+TEST_F(FnWarm, End_IsThatOfAnInterpreter) {
+  struct Row {
+    const char* code;
+    int exit;
+    const char* out;
+    const char* err;
+  };
+  const std::vector<Row> rows = {
+      {"import sys\nsys.exit('said')\n", 1, "", "said\n"},
+      {"raise SystemExit(259)\n", 3, "", ""},
+      {"raise SystemExit\n", 0, "", ""},
+      {"import threading, time\n"
+       "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+       "print('main')\n",
+       0, "main\nthread\n", ""},
+      {"import atexit\natexit.register(print, 'at exit')\nraise SystemExit(2)\n", 2, "at exit\n",
+       ""},
+      {"class A:\n  def __del__(self): print('gone', N)\nN = 7\na = A()\na.me = a\n", 0,
+       "gone 7\n", ""},
+      {"import os, sys\nf = open('kept', 'w')\nf.write('text')\nf.me = f\n"
+       "import atexit\natexit.register(lambda: None)\n",
+       0, "", ""},
+      {"import os\nos._exit = os.kill = None\nimport gc\ngc.collect = None\nprint(1)\n", 0, "1\n",
+       ""},
+      {"import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__)\n1/0\n", 1,
+       "hook ZeroDivisionError\n", ""},
+      {"import sys\nsys.stdout.close()\n", 0, "", ""},
+      {"import os\nif os.fork() == 0: print('child')\nelse: os.wait(); print('parent')\n", 0,
+       "child\nparent\n", ""},
+  };
+  for (const Row& row : rows) {
+    FnRun run = Code(row.code);
+    run.fetch = {"kept"};
+    const FnReport report = Must(*worker_, run);
+    EXPECT_EQ(report.step.exit_code(), row.exit) << row.code;
+    EXPECT_EQ(report.step.stdout().data(), row.out) << row.code;
+    EXPECT_EQ(report.step.stderr().data(), row.err) << row.code;
+    if (std::string_view(row.code).find("kept") != std::string_view::npos) {
+      ASSERT_EQ(report.files.size(), 1u) << row.code;
+      EXPECT_EQ(report.files[0].content, "text");
+    }
+  }
+  FnReport report = Must(*worker_, Code("raise KeyboardInterrupt\n"));
+  EXPECT_EQ(report.step.signal(), SIGINT);
+  EXPECT_THAT(report.step.stderr().data(), HasSubstr("KeyboardInterrupt"));
+  report = Must(*worker_, Code("import os\nprint('lost')\nos.close(1)\n"));
+  EXPECT_EQ(report.step.exit_code(), 120);
 }
 
 TEST_F(FnWarm, Calls_SeeNothingOfOneAnother) {
