@@ -23,6 +23,9 @@ constexpr uint64_t kMaxWaitMs = 600'000;
 constexpr auto kKeepaliveAfter = std::chrono::seconds(5);
 // The engine's queue is full of others' calls: an item of a batch waits and asks again.
 constexpr auto kFullPause = milliseconds(100);
+// How long a result may wait for others to be written with, as long as there are others to wait
+// for: a write a result costs the client a wake-up a result.
+constexpr auto kTogether = milliseconds(5);
 
 struct Batch {
   std::deque<std::string> lines;
@@ -58,12 +61,21 @@ boost::asio::awaitable<void> RunItem(Call& call, Batch& batch, v1::FnCall item, 
   batch.changed.Set();
 }
 
-// True when something changed, false when it is time for a keepalive.
-Task<bool> Changed(Batch& batch) {
-  auto waited = co_await batch.changed.Wait(Deadline::After(kKeepaliveAfter));
+// True when something changed, false when the time is over.
+Task<bool> Changed(Batch& batch, Deadline until) {
+  auto waited = co_await batch.changed.Wait(until);
   if (!waited.ok() && waited.error().code() != Code::kDeadlineExceeded)
     co_return std::move(waited).error();
   co_return waited.ok();
+}
+
+std::string TakeLines(Batch& batch) {
+  std::string text;
+  while (!batch.lines.empty() && text.size() < kChunk) {
+    text += batch.lines.front();
+    batch.lines.pop_front();
+  }
+  return text;
 }
 
 // Starts the calls and writes their results as they end. False: the client has gone or the daemon
@@ -72,31 +84,33 @@ Task<bool> Stream(Call& call, Batch& batch, FnCallsBody& body, runtime::Gate& ga
                   std::vector<runtime::Running>& running) {
   const auto executor = co_await boost::asio::this_coro::executor;
   size_t next = 0;
+  std::optional<Deadline> flush;  // while there are lines
   for (;;) {
-    while (next < body.calls.size() && batch.under_way + batch.lines.size() < body.concurrency) {
+    while (next < body.calls.size() && batch.under_way < body.concurrency &&
+           batch.lines.size() < body.concurrency) {
       ++batch.under_way;
       v1::FnCall item = std::move(body.calls[next]);
       running.push_back(
           runtime::SpawnCancellable(gate, executor, RunItem(call, batch, std::move(item), next)));
       ++next;
     }
-    if (batch.lines.empty()) {
-      if (batch.under_way == 0) co_return true;
+    if (batch.lines.empty() && batch.under_way == 0) co_return true;
+    if (!batch.lines.empty() && !flush.has_value()) flush = Deadline::After(kTogether);
+    const bool write = flush.has_value() && (batch.under_way == 0 || flush->Expired() ||
+                                             batch.lines.size() >= body.concurrency);
+    if (!write) {
+      const Deadline until = flush.value_or(Deadline::After(kKeepaliveAfter));
       batch.changed.Reset();
-      auto changed = co_await OrLeave(call, Changed(batch));
+      auto changed = co_await OrLeave(call, Changed(batch, until));
       if (!changed.ok()) co_return std::move(changed).error();
       if (!changed->has_value()) co_return false;
-      if (**changed) continue;
+      if (**changed || flush.has_value()) continue;
       auto kept = co_await call.exchange.Write(kKeepalive);
       if (!kept.ok()) co_return false;
       continue;
     }
-    std::string text;
-    while (!batch.lines.empty() && text.size() < kChunk) {
-      text += batch.lines.front();
-      batch.lines.pop_front();
-    }
-    auto written = co_await call.exchange.Write(text);
+    flush.reset();
+    auto written = co_await call.exchange.Write(TakeLines(batch));
     if (!written.ok() || call.exchange.left()) co_return false;
   }
 }

@@ -245,9 +245,14 @@ struct Views {
 struct Cell {
   uint32_t magic = kCellMagic;
   uint32_t version = kVersion;
-  uint64_t serial = 0;  // names the v2 directory
+  uint64_t serial = 0;  // names the v2 directory, if a new one is made
   uint32_t has_dev = 0;
   uint32_t timeout_ms = 0;
+  // A new v2 directory; otherwise that of the last cell, if there is one. Needed after a write to
+  // cgroup.kill: a clone into such a directory (CLONE_INTO_CGROUP) from outside of it is killed at
+  // once, for the kernel takes it for one that was under way (seen on 6.18).
+  uint32_t fresh_group = 0;
+  uint32_t reserved = 0;
 };
 inline constexpr size_t kCellFixedFds = 3;
 inline constexpr size_t kCellReplyFds = 2;
@@ -257,7 +262,7 @@ struct CellEnd {
   uint32_t version = kVersion;
   uint64_t serial = 0;
   int32_t init_status = 0;       // as wait4 gives it
-  int32_t cgroup_errno = 0;      // why the v2 directory could not be removed; 0: it is gone
+  int32_t cgroup_errno = 0;      // why the v2 directory is not empty; 0: it is
   int32_t network_errno = 0;     // why the state of the network is unknown
   uint32_t network_renewed = 0;  // the call had used it, and the worker has a new one
 };

@@ -52,9 +52,10 @@ Result<void> FurnishWorker(int control, const std::vector<std::string>& targets,
   return Ok();
 }
 
-Result<CellProcess> MakeCell(int control, uint64_t serial, const CellMounts& mounts,
-                             runtime::Deadline deadline) {
+Result<CellProcess> MakeCell(int control, uint64_t serial, bool fresh_group,
+                             const CellMounts& mounts, runtime::Deadline deadline) {
   wire::Cell cell;
+  cell.fresh_group = fresh_group ? 1 : 0;
   cell.serial = serial;
   cell.has_dev = mounts.dev >= 0 ? 1 : 0;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.Remaining()).count();
@@ -89,7 +90,7 @@ Result<CellReport> AwaitCellEnd(int control, uint64_t serial, runtime::Deadline 
   report.init_killed = !WIFEXITED(end.init_status);
   report.network_renewed = end.network_renewed != 0;
   if (end.cgroup_errno != 0) {
-    report.dirt = fmt::format("its cgroup stays: {}", std::strerror(end.cgroup_errno));
+    report.dirt = fmt::format("its cgroup does not get empty: {}", std::strerror(end.cgroup_errno));
   } else if (end.network_errno != 0) {
     report.dirt = fmt::format("its network is unknown: {}", std::strerror(end.network_errno));
   }

@@ -36,8 +36,9 @@ struct CellMounts {
   int shm = -1;
   int dev = -1;
 };
-Result<CellProcess> MakeCell(int control, uint64_t serial, const CellMounts& mounts,
-                             runtime::Deadline deadline);
+// `fresh_group`: see wire::Cell.
+Result<CellProcess> MakeCell(int control, uint64_t serial, bool fresh_group,
+                             const CellMounts& mounts, runtime::Deadline deadline);
 
 // How a cell has ended. Everything that ran in it is gone.
 struct CellReport {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sandbox/isolators/control_file.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 
@@ -35,6 +37,13 @@ uint64_t ReadControl(int dir, std::string_view path, std::string_view key) {
   constexpr size_t kMaxBytes = 1 << 20;
   const auto text = os::ReadFile(dir, std::string(path).c_str(), kMaxBytes);
   return text.ok() ? ControlValue(*text, key) : 0;
+}
+
+uint64_t ReadControl(const os::UniqueFd& file, std::string_view key) {
+  // A read from the start is answered anew. The longest, memory.stat, has some two KiB.
+  char text[4096];
+  const ssize_t n = ::pread(file.get(), text, sizeof(text), 0);
+  return n > 0 ? ControlValue({text, static_cast<size_t>(n)}, key) : 0;
 }
 
 }  // namespace dsec::sandbox

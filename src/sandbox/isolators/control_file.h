@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "os/unique_fd.h"
+
 namespace dsec::sandbox {
 
 // Files of cgroups and the like: words between blanks and newlines.
@@ -18,5 +20,7 @@ uint64_t ToNumber(std::string_view word);
 uint64_t ControlValue(std::string_view text, std::string_view key = {});
 // Likewise, of a file; 0 when it cannot be read.
 uint64_t ReadControl(int dir, std::string_view path, std::string_view key = {});
+// Likewise, of a file that is kept open; -1 reads as 0.
+uint64_t ReadControl(const os::UniqueFd& file, std::string_view key = {});
 
 }  // namespace dsec::sandbox

@@ -37,11 +37,26 @@ int SetReadOnly(const char* path) {
   return ::mount_setattr(AT_FDCWD, path, 0, &attributes, sizeof(attributes)) == 0 ? 0 : -errno;
 }
 
-int HideEntry(const char* path) {
+// Of the entries of kHidden, as the spawner has found them before its first fork. What was not
+// there then, a module may have brought since; what was there stays what it is.
+enum class EntryKind : uint8_t { kUnknown, kFile, kDirectory };
+EntryKind hidden_kinds[std::size(kHidden)] = {};
+
+EntryKind KindOf(const char* path) {
   struct stat info;
-  if (::stat(path, &info) != 0) return errno == ENOENT ? 0 : -errno;
-  const char* cover = S_ISDIR(info.st_mode) ? kEmptyDir : "/dev/null";
-  return ::mount(cover, path, nullptr, MS_BIND, nullptr) == 0 ? 0 : -errno;
+  if (::stat(path, &info) != 0) return EntryKind::kUnknown;
+  return S_ISDIR(info.st_mode) ? EntryKind::kDirectory : EntryKind::kFile;
+}
+
+// Below the working directory, which is the /proc.
+int HideEntry(size_t index) {
+  const char* name = kHidden[index];
+  EntryKind kind = hidden_kinds[index];
+  if (kind == EntryKind::kUnknown) kind = KindOf(name);
+  if (kind == EntryKind::kUnknown) return errno == ENOENT ? 0 : -errno;
+  const char* cover = kind == EntryKind::kDirectory ? kEmptyDir : "/dev/null";
+  if (::mount(cover, name, nullptr, MS_BIND, nullptr) == 0) return 0;
+  return errno == ENOENT ? 0 : -errno;
 }
 
 int FreezeEntry(const char* path) {
@@ -163,18 +178,24 @@ int MountProc(const char* place) {
   int error = NewFileSystem("proc", {}, kDataAttributes, &proc);
   if (error != 0) return error;
   if (::move_mount(proc.get(), "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH) != 0) return -errno;
-  char path[64];
-  for (const char* name : kHidden) {
-    std::snprintf(path, sizeof(path), "%s/%s", place, name);
-    error = HideEntry(path);
+  if (::chdir(place) != 0) return -errno;
+  for (size_t i = 0; i < std::size(kHidden); ++i) {
+    error = HideEntry(i);
     if (error != 0) return error;
   }
   for (const char* name : kReadOnly) {
-    std::snprintf(path, sizeof(path), "%s/%s", place, name);
-    error = FreezeEntry(path);
+    error = FreezeEntry(name);
     if (error != 0) return error;
   }
   return 0;
+}
+
+void LearnProc() {
+  char path[64];
+  for (size_t i = 0; i < std::size(kHidden); ++i) {
+    std::snprintf(path, sizeof(path), "/proc/%s", kHidden[i]);
+    hidden_kinds[i] = KindOf(path);
+  }
 }
 
 int MountPts(const char* place, const char* gid) {

@@ -59,18 +59,22 @@ class Runner {
   void ReceiveViews();
   int AttachViews(const int* fds);
   void Serve(const wire::Cell& cell, const int* fds);
-  int MakeGroup(const char* name, UniqueFd* group);
+  int PrepareGroup(const wire::Cell& cell);
   int StartCell(const wire::Cell& cell, const int* fds, StepClock& clock, UniqueFd* oom_score);
   void AwaitEnd(const wire::Cell& cell);
-  int RemoveGroup(const char* name);
+  int CheckGroup();
+  int EmptyGroup();
 
   const Shared& shared_;
   const WorkerFds fds_;
   const int control_;
   UniqueFd user_ns_;
   NetworkWatch network_;
-  UniqueFd group_;  // v2 directory of the cell
-  UniqueFd init_;   // its pidfd
+  UniqueFd group_;   // v2 directory of the cell
+  UniqueFd events_;  // its cgroup.events
+  uint64_t group_serial_ = 0;
+  bool group_killed_ = false;
+  UniqueFd init_;  // its pidfd
   pid_t init_pid_ = 0;
 };
 
@@ -189,12 +193,24 @@ void Runner::Loop() {
   }
 }
 
-int Runner::MakeGroup(const char* name, UniqueFd* group) {
+int Runner::PrepareGroup(const wire::Cell& cell) {
+  char name[kGroupNameBytes];
+  if (group_.valid()) {
+    if (cell.fresh_group == 0 && !group_killed_) return 0;
+    GroupName(group_serial_, name);
+    group_.Reset();
+    if (::unlinkat(fds_.slot_dir, name, AT_REMOVEDIR) != 0) return -errno;
+  }
+  group_serial_ = cell.serial;
+  group_killed_ = false;
+  GroupName(group_serial_, name);
   if (::mkdirat(fds_.slot_dir, name, 0755) != 0) return -errno;
-  group->Reset(::openat(fds_.slot_dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!group->valid()) return -errno;
+  group_.Reset(::openat(fds_.slot_dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!group_.valid()) return -errno;
+  events_.Reset(::openat(group_.get(), "cgroup.events", O_RDONLY | O_CLOEXEC));
+  if (!events_.valid()) return -errno;
   // The init of the cell clones into it with the identity of B's root.
-  return ::fchownat(group->get(), "cgroup.procs", 1, 1, 0) == 0 ? 0 : -errno;
+  return ::fchownat(group_.get(), "cgroup.procs", 1, 1, 0) == 0 ? 0 : -errno;
 }
 
 int Runner::StartCell(const wire::Cell& cell, const int* fds, StepClock& clock,
@@ -230,10 +246,8 @@ int Runner::StartCell(const wire::Cell& cell, const int* fds, StepClock& clock,
 void Runner::Serve(const wire::Cell& cell, const int* fds) {
   wire::Reply reply;
   StepClock clock(&reply);
-  char name[kGroupNameBytes];
-  GroupName(cell.serial, name);
   UniqueFd oom_score;
-  int error = MakeGroup(name, &group_);
+  int error = PrepareGroup(cell);
   if (error != 0) {
     clock.Fail(Step::kCgroups, error);
   } else {
@@ -249,23 +263,29 @@ void Runner::Serve(const wire::Cell& cell, const int* fds) {
   }
 }
 
-// The group is empty once the init has been reaped: that waits for all of its pid namespace. Kill
-// and wait are for what has got into it otherwise.
-int Runner::RemoveGroup(const char* name) {
-  if (::unlinkat(fds_.slot_dir, name, AT_REMOVEDIR) == 0) return 0;
-  if (errno != EBUSY) return -errno;
-  int error = WriteExisting(group_.get(), "cgroup.kill", "1", 1);
+// -EBUSY while something is in the group.
+int Runner::CheckGroup() {
+  char text[128];
+  const ssize_t size = ::pread(events_.get(), text, sizeof(text) - 1, 0);
+  if (size < 0) return -errno;
+  text[size] = '\0';
+  return std::strstr(text, "populated 0") != nullptr ? 0 : -EBUSY;
+}
+
+// The group is empty once the init has been reaped: that waits for all of its pid namespace. What
+// has got into it otherwise is killed.
+int Runner::EmptyGroup() {
+  int error = CheckGroup();
+  if (error != -EBUSY) return error;
+  group_killed_ = true;
+  error = WriteExisting(group_.get(), "cgroup.kill", "1", 1);
   if (error != 0) return error;
-  UniqueFd events(::openat(group_.get(), "cgroup.events", O_RDONLY | O_CLOEXEC));
-  if (!events.valid()) return -errno;
   const uint64_t deadline = MonotonicUsec() + kEmptyUsec;
   while (true) {
-    char text[128];
-    if (::pread(events.get(), text, sizeof(text), 0) < 0) return -errno;
-    if (::unlinkat(fds_.slot_dir, name, AT_REMOVEDIR) == 0) return 0;
+    error = CheckGroup();
     const uint64_t now = MonotonicUsec();
-    if (errno != EBUSY || now >= deadline) return -errno;
-    pollfd item = {events.get(), POLLPRI, 0};
+    if (error != -EBUSY || now >= deadline) return error;
+    pollfd item = {events_.get(), POLLPRI, 0};
     ::poll(&item, 1, static_cast<int>((deadline - now) / 1000u + 1));
   }
 }
@@ -281,10 +301,7 @@ void Runner::AwaitEnd(const wire::Cell& cell) {
   end.serial = cell.serial;
   int status = 0;
   if (::waitpid(init_pid_, &status, 0) == init_pid_) end.init_status = status;
-  char name[kGroupNameBytes];
-  GroupName(cell.serial, name);
-  end.cgroup_errno = -RemoveGroup(name);
-  group_.Reset();
+  end.cgroup_errno = -EmptyGroup();
   init_.Reset();
   bool renewed = false;
   end.network_errno = -network_.Check(&renewed);

@@ -62,6 +62,7 @@ int LeaveKeyring() {
 int HandleStart(const wire::Start& start, const int* fds, StepClock& clock, Shared& shared) {
   int error = EnterPrivateRoot(clock);
   if (error != 0) return error;
+  LearnProc();
   shared.agent_image = fds[0];
   shared.log = fds[2];
   shared.dev_null = ::open("/dev/null", O_RDWR | O_CLOEXEC);

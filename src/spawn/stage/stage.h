@@ -176,7 +176,10 @@ int ExecuteLaunch(const wire::Launch& plan, const int* fds, StepClock& clock, in
 // The stage of a sandbox's init: a masked /proc and a /dev.
 int PrepareProc();
 int PrepareDev(int dev_mount);
-// Mounts the /proc of the caller's pid namespace at `place` and masks it.
+// Looks at /proc once, for all that the caller forks.
+void LearnProc();
+// Mounts the /proc of the caller's pid namespace at `place`, which becomes the working directory,
+// and masks it.
 int MountProc(const char* place);
 // A devpts of its own at `place`; `gid` owns its terminals.
 int MountPts(const char* place, const char* gid);

@@ -209,7 +209,7 @@ Result<void> Call::Stop(StoppedBy why) {
   if (evidence_.stopped_by != StoppedBy::kNothing) return Ok();
   evidence_.stopped_by = why;
   kill_end_ = Now() + kKillGrace;
-  return CallGroups::Kill(group());
+  return worker_.groups().Kill(group());
 }
 
 // When the init of the cell has died, the runner has removed the group: what was read last holds.
@@ -289,7 +289,7 @@ Result<bool> Call::EndTree() {
   DSEC_TRY(auto events, std::move(opened));
   DSEC_TRY(const bool empty, CgroupTree::IsEmpty(events.get()));
   if (empty) return true;
-  DSEC_TRY_VOID(CallGroups::Kill(group()));
+  DSEC_TRY_VOID(worker_.groups().Kill(group()));
   DyingSlot dying;
   dying.events = std::move(events);
   return CgroupTree::WaitGone(dying, Now() + kKillGrace);

@@ -14,6 +14,8 @@
 namespace dsec::sandbox {
 namespace {
 
+constexpr const char* kPeakV1 = "memory.max_usage_in_bytes";
+
 bool Exists(int dir, const char* file) { return ::faccessat(dir, file, F_OK, 0) == 0; }
 
 Result<void> Write(int dir, const char* file, std::string_view value) {
@@ -37,6 +39,18 @@ Result<CallGroups> CallGroups::Open(const SlotCgroups& groups) {
     DSEC_TRY_VOID(Write(open.memory_.get(), "memory.swap.max", "0"));
   if (open.memory_v1_ && !open.swap_bounded_)
     DSEC_TRY_VOID(Write(open.memory_.get(), "memory.swappiness", "0"));
+  const bool v1 = open.memory_v1_;
+  const auto control = [](const os::UniqueFd& dir, const char* file) {
+    return os::OpenAt(dir.get(), file, O_RDONLY);
+  };
+  DSEC_TRY(open.usage_, control(open.memory_, v1 ? "memory.usage_in_bytes" : "memory.current"));
+  DSEC_TRY(open.memory_events_, control(open.memory_, v1 ? "memory.oom_control" : "memory.events"));
+  DSEC_TRY(open.stat_, control(open.memory_, "memory.stat"));
+  if (v1) {
+    DSEC_TRY(open.peak_, os::OpenAt(open.memory_.get(), kPeakV1, O_RDWR));
+  }
+  DSEC_TRY(open.processes_, control(open.pids_, "pids.current"));
+  DSEC_TRY(open.pids_events_, control(open.pids_, "pids.events"));
   return open;
 }
 
@@ -75,16 +89,14 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, ui
   return Ok();
 }
 
-uint64_t CallGroups::MemoryNow() const {
-  return ReadControl(memory_.get(), memory_v1_ ? "memory.usage_in_bytes" : "memory.current");
-}
+uint64_t CallGroups::MemoryNow() const { return ReadControl(usage_); }
 
 uint64_t CallGroups::ProcessMemory() const {
-  return ReadControl(memory_.get(), "memory.stat", memory_v1_ ? "rss" : "anon");
+  return ReadControl(stat_, memory_v1_ ? "rss" : "anon");
 }
 
 uint64_t CallGroups::OomKills() const {
-  const uint64_t now = ReadControl(memory_.get(), OomFile(), "oom_kill");
+  const uint64_t now = ReadControl(memory_events_, "oom_kill");
   return now - std::min(now, before_.oom_kills);
 }
 
@@ -94,21 +106,18 @@ bool CallGroups::Thrashes() {
   constexpr uint64_t kTimesOver = 16;
   constexpr uint64_t kFewRefaults = 256;
   constexpr int kLooks = 2;
-  constexpr size_t kMaxStat = 64 << 10;
   if (MemoryNow() + memory_limit_ / kFilesShare < memory_limit_) {
     thrashing_looks_ = 0;
     return false;
   }
-  const auto stat = os::ReadFile(memory_.get(), "memory.stat", kMaxStat);
-  if (!stat.ok()) return false;
   // Both count files in memory, which cannot be taken back without swap, as cache.
-  const uint64_t cache = ControlValue(*stat, memory_v1_ ? "cache" : "file");
-  const uint64_t files = cache - std::min(cache, ControlValue(*stat, "shmem"));
-  const uint64_t refaults = ControlValue(*stat, "workingset_refault_file");
+  const uint64_t cache = ReadControl(stat_, memory_v1_ ? "cache" : "file");
+  const uint64_t files = cache - std::min(cache, ReadControl(stat_, "shmem"));
+  const uint64_t refaults = ReadControl(stat_, "workingset_refault_file");
   const uint64_t fresh = refaults - std::min(refaults, refaults_before_);
   refaults_before_ = refaults;
-  const bool over = files < memory_limit_ / kFilesShare &&
-                    fresh > kFewRefaults + (kTimesOver * files / kPage);
+  const bool over =
+      files < memory_limit_ / kFilesShare && fresh > kFewRefaults + (kTimesOver * files / kPage);
   thrashing_looks_ = over ? thrashing_looks_ + 1 : 0;
   // The first look of a call counts what came since the last look at another: it says nothing.
   return thrashing_looks_ > kLooks;
@@ -117,7 +126,9 @@ bool CallGroups::Thrashes() {
 bool CallGroups::AwaitRelease(MonoTime deadline) const {
   constexpr uint64_t kNothingMuch = 1 << 20;
   constexpr auto kPause = std::chrono::milliseconds(1);
-  while (ReadControl(memory_.get(), "memory.stat", "shmem") > kNothingMuch) {
+  // A call that has never had that much leaves no more.
+  if (memory_v1_ && ReadControl(peak_) <= memory_before_ + kNothingMuch) return true;
+  while (ReadControl(stat_, "shmem") > kNothingMuch) {
     if (Clock::System().Mono() >= deadline) return false;
     std::this_thread::sleep_for(kPause);
   }
@@ -125,16 +136,18 @@ bool CallGroups::AwaitRelease(MonoTime deadline) const {
 }
 
 Result<uint64_t> CallGroups::Processes() const {
-  DSEC_TRY(const auto text, os::ReadFile(pids_.get(), "pids.current", 64));
-  return ControlValue(text);
+  const uint64_t count = ReadControl(processes_);
+  if (count == 0) return Error(Code::kUnavailable, "fn.groups", "pids.current cannot be read");
+  return count;
 }
 
 Result<void> CallGroups::Begin(int call) {
-  if (memory_v1_) DSEC_TRY_VOID(Write(memory_.get(), "memory.max_usage_in_bytes", "0"));
+  if (memory_v1_ && ::pwrite(peak_.get(), "0", 1, 0) != 1)
+    return os::ErrnoError("fn.groups", fmt::format("write 0 to {}", kPeakV1));
   before_ = {};
   memory_before_ = 0;
   thrashing_looks_ = 0;
-  max_events_before_ = memory_v1_ ? 0 : ReadControl(memory_.get(), "memory.events", "max");
+  max_events_before_ = memory_v1_ ? 0 : ReadControl(memory_events_, "max");
   DSEC_TRY(before_, Read(call));
   // Cgroup v2: the call has a directory of its own, whose peak begins at nothing.
   memory_before_ = memory_v1_ ? MemoryNow() : 0;
@@ -143,17 +156,15 @@ Result<void> CallGroups::Begin(int call) {
 
 Result<CallGroups::Counters> CallGroups::Read(int call) const {
   Counters now;
-  const int dir = memory_.get();
-  now.oom_kills = ReadControl(dir, OomFile(), "oom_kill");
-  now.forks_denied = ReadControl(pids_.get(), "pids.events", "max");
+  now.oom_kills = ReadControl(memory_events_, "oom_kill");
+  now.forks_denied = ReadControl(pids_events_, "max");
   now.oom_kills -= std::min(now.oom_kills, before_.oom_kills);
   now.forks_denied -= std::min(now.forks_denied, before_.forks_denied);
-  const uint64_t peak =
-      memory_v1_ ? ReadControl(dir, "memory.max_usage_in_bytes") : ReadControl(call, "memory.peak");
+  const uint64_t peak = memory_v1_ ? ReadControl(peak_) : ReadControl(call, "memory.peak");
   // Not failcnt, which newer kernels no longer count. Charges go up in steps of 64 pages a core.
   constexpr uint64_t kNearlyFull = 1 << 20;
   now.memory_full = memory_v1_ ? peak + kNearlyFull >= memory_limit_
-                               : ReadControl(dir, "memory.events", "max") > max_events_before_;
+                               : ReadControl(memory_events_, "max") > max_events_before_;
   // Page cache that an earlier call has left counts as used until the kernel needs the room. As
   // long as it did not, all of it is still there; once it did, the call has had all that it may
   // have.
@@ -167,6 +178,9 @@ Result<uint64_t> CallGroups::CpuUsec(int call) {
   return ControlValue(text, "usage_usec");
 }
 
-Result<void> CallGroups::Kill(int call) { return Write(call, "cgroup.kill", "1"); }
+Result<void> CallGroups::Kill(int call) {
+  killed_ = true;
+  return Write(call, "cgroup.kill", "1");
+}
 
 }  // namespace dsec::sandbox

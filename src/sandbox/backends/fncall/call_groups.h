@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/result.h"
@@ -27,6 +28,10 @@ class CallGroups {
   // Writes what differs from the last call. `held` is what an interpreter that waits for the call
   // has of memory, which is not the call's.
   Result<void> SetLimits(uint64_t memory_bytes, uint64_t processes, uint64_t held = 0);
+
+  // Whether the next call needs a v2 directory of its own: after Kill, and for memory.peak, which
+  // counts from the making of the directory. All else is told apart by what it was at Begin.
+  bool TakeNeedsFresh() { return std::exchange(killed_, false) || !memory_v1_; }
 
   struct Counters {
     uint64_t memory_peak = 0;
@@ -58,16 +63,18 @@ class CallGroups {
   // Of the v2 directory `call`.
   static Result<uint64_t> CpuUsec(int call);
   // SIGKILL to all in it.
-  static Result<void> Kill(int call);
+  Result<void> Kill(int call);
 
  private:
   uint64_t MemoryNow() const;
   Result<void> SetMemory(uint64_t bytes);
-  std::string_view OomFile() const { return memory_v1_ ? "memory.oom_control" : "memory.events"; }
 
   os::UniqueFd memory_, pids_;  // directories with the files of the two controllers
+  // Read for each call, hence open.
+  os::UniqueFd usage_, peak_, memory_events_, stat_, processes_, pids_events_;
   bool memory_v1_ = false;
   bool swap_bounded_ = false;
+  bool killed_ = false;
   uint64_t memory_limit_ = 0;
   uint64_t pids_limit_ = 0;
   uint64_t own_memory_ = kOwnMemory;

@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "os/file.h"
 
 namespace dsec::sandbox {
@@ -20,8 +22,10 @@ class FakeCallGroups : public ::testing::Test {
   }
   void Put(const std::string& path, const std::string& content) {
     const std::string full = dir_->path() + "/" + path;
-    ::unlink(full.c_str());
-    ASSERT_TRUE(os::CreateFile(AT_FDCWD, full.c_str(), content, 0644).ok()) << path;
+    // In place: the files of the kernel are kept open.
+    std::ofstream file(full, std::ios::trunc);
+    file << content;
+    ASSERT_TRUE(file.flush().good()) << path;
   }
   std::string Get(const std::string& path) {
     return os::ReadFile(dir_->fd(), path.c_str(), 4096).value();
@@ -33,7 +37,8 @@ class FakeCallGroups : public ::testing::Test {
 };
 
 TEST_F(FakeCallGroups, V2_LimitsAreOnTheCodeAndThePeakIsTheCalls) {
-  for (const char* file : {"memory.max", "memory.swap.max", "pids.max"})
+  for (const char* file :
+       {"memory.max", "memory.swap.max", "pids.max", "memory.stat", "pids.current"})
     Put(std::string("code/") + file, "");
   Put("code/memory.current", "5000000\n");
   Put("code/memory.events", "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n");
@@ -62,7 +67,8 @@ TEST_F(FakeCallGroups, V2_LimitsAreOnTheCodeAndThePeakIsTheCalls) {
 
 TEST_F(FakeCallGroups, V1_PeakLeavesOutWhatWasThereUntilTheBoundIsHit) {
   for (const char* file : {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
-                           "memory.max_usage_in_bytes", "pids.max"}) {
+                           "memory.max_usage_in_bytes", "pids.max", "memory.stat", "pids.current",
+                           "memory.usage_in_bytes", "memory.oom_control", "pids.events"}) {
     Put(std::string("v1/") + file, "");
   }
   Put("v1/memory.usage_in_bytes", "50000000\n");
@@ -87,7 +93,8 @@ TEST_F(FakeCallGroups, V1_PeakLeavesOutWhatWasThereUntilTheBoundIsHit) {
 
 TEST_F(FakeCallGroups, Thrashing_IsFullMemoryWhoseFewFilesAreReadAgainAndAgain) {
   for (const char* file : {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes",
-                           "memory.max_usage_in_bytes", "pids.max"}) {
+                           "memory.max_usage_in_bytes", "pids.max", "memory.stat", "pids.current",
+                           "memory.usage_in_bytes", "memory.oom_control", "pids.events"}) {
     Put(std::string("v1/") + file, "");
   }
   const auto look = [&](CallGroups& groups, uint64_t usage, uint64_t cache, uint64_t refaults) {

@@ -89,8 +89,8 @@ TEST_F(FnWarm, End_IsThatOfAnInterpreter) {
        0, "main\nthread\n", ""},
       {"import atexit\natexit.register(print, 'at exit')\nraise SystemExit(2)\n", 2, "at exit\n",
        ""},
-      {"class A:\n  def __del__(self): print('gone', N)\nN = 7\na = A()\na.me = a\n", 0,
-       "gone 7\n", ""},
+      {"class A:\n  def __del__(self): print('gone', N)\nN = 7\na = A()\na.me = a\n", 0, "gone 7\n",
+       ""},
       {"import os, sys\nf = open('kept', 'w')\nf.write('text')\nf.me = f\n"
        "import atexit\natexit.register(lambda: None)\n",
        0, "", ""},

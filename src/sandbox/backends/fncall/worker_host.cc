@@ -173,8 +173,9 @@ Result<Cell> WorkerHost::MakeCell(const v1::FnLimits& limits,
   DSEC_TRY(cell.disk, MakeDisk(limits.disk_bytes(), limits.disk_inodes()));
   DSEC_TRY(const auto shm, os::CloneMount(cell.disk.mount.get(), "shm", false));
   DSEC_TRY_VOID(os::SetMountAttributes(shm.get(), kDataAttributes, 0));
-  DSEC_TRY(cell.process, spawn::MakeCell(process_.control.get(), cell.serial,
-                                         {cell.disk.root.get(), shm.get(), dev.get()}, deadline));
+  DSEC_TRY(cell.process,
+           spawn::MakeCell(process_.control.get(), cell.serial, groups_.TakeNeedsFresh(),
+                           {cell.disk.root.get(), shm.get(), dev.get()}, deadline));
   DSEC_TRY_VOID(os::WriteAll(cell.process.oom_score.get(), kInitOomScore));
   cell.process.oom_score.Reset();
   return cell;
