@@ -319,12 +319,23 @@ int main() { std::map<int, int> m; for (int i = 0; i < 1000; i++) m[i * 7 % 1000
 """
 
 
-async def bench_fncall(figures, node, client, wanted, soak):
+def build_native_layer(build, layers):
+    """A toolkit layer with the program of `fncall_trivial`: static, does nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder, "bench", "native")
+        program.parent.mkdir()
+        shutil.copy(build / "bin" / "dsec-call-guest", program)
+        program.chmod(0o755)
+        subprocess.run([build / "bin" / "dsec", "layer", "build", "--layers", layers, "--kind", "toolkit", "--name",
+                        "bench-native:1", "--from-dir", folder], check=True, stdout=subprocess.DEVNULL)
+
+
+async def bench_fncall(figures, node, client, wanted, soak, build):
     from libdsec import DSecFnCallArgs
     from support import BASE
 
-    await client.put_fn_type("bench-native", {"environment": {"base": BASE}, "run": {"argv": ["/bin/true"]},
-                                              "pool": {"min": 1, "max": 8}})
+    await client.put_fn_type("bench-native", {"environment": {"base": BASE, "toolkits": ["bench-native:1"]},
+                                              "run": {"argv": ["/bench/native"]}, "pool": {"min": 1, "max": 8}})
 
     def trivial(count):
         return (DSecFnCallArgs(type="bench-native") for _ in range(count))
@@ -332,7 +343,7 @@ async def bench_fncall(figures, node, client, wanted, soak):
     await run_calls(client, trivial(200), 8)
     if "fncall_rate" in wanted:
         rates = [await run_calls(client, trivial(3000), 64) for _ in range(3)]
-        figures.add("fncall_rate", statistics.median(rates), "1/s", limited_spawn_rate("/bin/true"), all_rates=rates)
+        figures.add("fncall_rate", statistics.median(rates), "1/s", limited_spawn_rate(str(build / "bin" / "dsec-call-guest")), all_rates=rates)
     if "fncall_python_warm" in wanted:
         warm = lambda: DSecFnCallArgs(type="python_warm", code="print(1)")
         await call_times(client, warm, 5, 0.1)
@@ -414,6 +425,8 @@ async def main():
     layers = support.build_layers(support.BUILD / "test-layers")
     if wanted & {"fncall_python_warm", "fncall_cpp"}:
         support.build_languages(layers)
+    if wanted & {"fncall_rate", "fncall_soak"}:
+        build_native_layer(arguments.build, layers)
     folder = tempfile.mkdtemp(prefix="dsec-bench-")
     node = support.Node(folder, layers, "bench", capacity=4000).start()
     figures = Figures(arguments.out)
@@ -425,7 +438,7 @@ async def main():
             if wanted & {"create_growth", "live_memory", "live_sandboxes"}:
                 await bench_live(figures, node, client, args, wanted, arguments.live)
             if wanted & {"fncall_rate", "fncall_python_warm", "fncall_cpp", "fncall_soak"}:
-                await bench_fncall(figures, node, client, wanted, arguments.soak)
+                await bench_fncall(figures, node, client, wanted, arguments.soak, arguments.build)
         if "fncall_trivial" in wanted:
             bench_fncall_trivial(figures, arguments.build)
         if "edge_adoption" in wanted:
