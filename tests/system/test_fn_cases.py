@@ -5,6 +5,8 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
+import tempfile
 import threading
 import time
 
@@ -156,18 +158,39 @@ def test_case_137_odd_output(client):
     assert after.text == "early\nlate\n"
 
 
-def worker_pids(node):
-    """Processes in the cgroups of the node's FnCall workers: what a fault may hit, the runners as well as the programs."""
-    worker = re.compile(rf"/dsec-{re.escape(node.node_id)}/f\d")
-    found = set()
+def workers(node):
+    """Processes in the cgroups of the node's FnCall workers, by worker: what a fault may hit, the runners as well as the
+    programs."""
+    worker = re.compile(rf"/dsec-{re.escape(node.node_id)}/(f\d[^/\n]*)")
+    found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             groups = pathlib.Path(f"/proc/{entry}/cgroup").read_text(encoding="ascii")
         except OSError:
             continue
-        if worker.search(groups):
-            found.add(int(entry))
+        match = worker.search(groups)
+        if match:
+            found.setdefault(match.group(1), set()).add(int(entry))
     return found
+
+
+def worker_pids(node):
+    return set().union(*workers(node).values())
+
+
+def kill(pids):
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def runs(pid, words):
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() == b"".join(word.encode() + b"\0" for word in words)
+    except OSError:
+        return False
 
 
 def test_case_138_faults_of_the_environment_are_not_the_programs(node, client):
@@ -182,34 +205,64 @@ def test_case_138_faults_of_the_environment_are_not_the_programs(node, client):
     outcome = {}
     started = threading.Thread(target=lambda: outcome.update(r=call(client, "bash", "sleep 3; echo done", limits=FnLimits(wall=30))))
     started.start()
-    pids = wait_until(lambda: worker_pids(node), 20, "a worker is there")
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    kill(wait_until(lambda: worker_pids(node), 20, "a worker is there"))
     started.join(60)
     result = outcome["r"]
     assert result.ok and result.attempts > 1 or result.infrastructure or result.verdict is FnVerdict.SIGNALED, result
+
+
+def test_case_138_full_disk_of_the_node_is_not_the_programs_fault(languages):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="dsec-test-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=4096", "none", folder], check=True)
+    full = support.Node(folder, languages, "fnfull", scratch_bytes=32 * MIB)
+    try:
+        with full.start().client() as client:
+            ok(call(client, "bash", "true"))
+            with open(folder / "filler", "wb") as filler, pytest.raises(OSError):
+                while True:
+                    filler.write(bytes(MIB))
+                    filler.flush()
+            assert os.statvfs(folder).f_bavail == 0
+            # What only the node wants to keep, for the next compile, is not the caller's concern.
+            result = ok(call(client, "c", '#include <stdio.h>\nint main(void) { puts("right"); return 0; }\n'))
+            assert result.text == "right\n"
+            kept = call(client, "bash", "echo kept > f", fetch=["f"], keep_artifacts=True)
+            assert kept.infrastructure and kept.retriable and kept.reason, kept
+            with pytest.raises(errors.DSecError) as caught:
+                client.put_artifact(b"bytes of an artefact")
+            assert "No space left" in str(caught.value), caught.value
+            (folder / "filler").unlink()
+            kept = ok(call(client, "bash", "echo kept > f", fetch=["f"], keep_artifacts=True))
+            assert client.get_artifact(kept.files["f"].artifact) == b"kept\n"
+    finally:
+        (folder / "filler").unlink(missing_ok=True)
+        if full.process is not None and full.process.poll() is None:
+            full.stop()
+        purged = full.purge()
+        subprocess.run(["umount", folder], check=True)
+        folder.rmdir()
+    assert purged.returncode == 0, purged.stderr
 
 
 @pytest.mark.timeout(300)
 def test_case_139_no_lost_calls(node, client):
     calls = [DSecFnCallArgs(type="bash", code=f"sleep 0.02; echo {i}") for i in range(1000)]
     stop = threading.Event()
+    restarted = threading.Event()
 
     def killer():
         while not stop.wait(1.0):
             pids = sorted(worker_pids(node))
             if pids:
-                try:
-                    os.kill(pids[int(time.monotonic() * 1000) % len(pids)], signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+                kill([pids[int(time.monotonic() * 1000) % len(pids)]])
+            if len(outcomes) > 300 and not restarted.is_set():
+                node.kill()
+                node.start()
+                restarted.set()
 
+    outcomes = {}
     thread = threading.Thread(target=killer)
     thread.start()
-    outcomes = {}
     try:
         for index, result in client.call_many(calls, concurrency=64):
             assert index not in outcomes
@@ -217,7 +270,7 @@ def test_case_139_no_lost_calls(node, client):
     finally:
         stop.set()
         thread.join()
-    assert len(outcomes) == 1000
+    assert len(outcomes) == 1000 and restarted.is_set()
     good = [i for i, r in outcomes.items() if not isinstance(r, Exception) and r.ok]
     assert all(outcomes[i].text == f"{i}\n" for i in good)
     # A kill may hit the program itself, which is then a program that was killed.
@@ -225,10 +278,41 @@ def test_case_139_no_lost_calls(node, client):
     ok(call(client, "bash", "true"))
 
 
+def test_case_139_poison_stops_and_holds_up_nobody(node, client):
+    stop = threading.Event()
+    hit = set()
+
+    def killer():
+        # In place of a program that brings its worker down: it cannot, so we do, each time that it runs.
+        while not stop.wait(0.005):
+            for name, pids in workers(node).items():
+                if any(runs(pid, ["sleep", "31415.9"]) for pid in pids):
+                    hit.add(name)
+                    kill(pids)
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        outcome = {}
+        poison = threading.Thread(target=lambda: outcome.update(r=call(client, "bash", "exec sleep 31415.9", limits=FnLimits(wall=120))))
+        poison.start()
+        with node.client() as other:
+            for i in range(50):
+                result = call(other, "bash", f"echo {i}")
+                assert result.ok and result.text == f"{i}\n", result
+        poison.join(60)
+    finally:
+        stop.set()
+        thread.join()
+    result = outcome["r"]
+    assert result.infrastructure and result.reason == "fn.poison" and not result.retriable, result
+    assert result.attempts == len(hit) == 3
+
+
 def test_case_140_no_cross_talk(node, client):
     for _ in range(3):
         ok(call(client, "bash", "true"))
-    before = (node.fds(), node.threads())
+    before = (node.fds(), node.threads(), node.rss_kib())
     tokens = [os.urandom(8).hex() for _ in range(3000)]
     calls = (DSecFnCallArgs(type="bash", code="cat; exit $1", stdin=token, args=[str(i % 200)], limits=FnLimits(wall=5))
              for i, token in enumerate(tokens))
@@ -243,6 +327,8 @@ def test_case_140_no_cross_talk(node, client):
     assert zombies == []
     wait_until(lambda: node.threads() <= before[1] + 64, 30, "threads are as before")
     assert node.fds() <= before[0] + 512
+    # The results of all calls are kept for a while.
+    assert node.rss_kib() <= before[2] + (32 << 10)
 
 
 def _stat(entry):
