@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <thread>
 
 #include "base/fault.h"
@@ -192,6 +193,46 @@ TEST_F(FnCall, Sweep_RemovesWhatADeadDaemonLeft) {
   EXPECT_THAT(*On(backend_->Sweep({}, runtime::Deadline::After(seconds(20)))), IsEmpty());
   EXPECT_THAT(*Sweep(), SizeIs(1));
   EXPECT_THAT(*Sweep(), IsEmpty());
+}
+
+TEST_F(FnCall, Unkillable_WorkerIsOverAndItsIndexStaysTaken) {
+  const std::string freezer = "/sys/fs/cgroup/freezer/dsec-tsb-fnfreezer";
+  if (::access("/sys/fs/cgroup/freezer/cgroup.procs", W_OK) != 0)
+    GTEST_SKIP() << "no v1 freezer here";
+  auto worker = MakeWorker();
+  ASSERT_NE(worker, nullptr);
+  const std::string name(worker->name());
+  ASSERT_EQ(::mkdir(freezer.c_str(), 0755), 0);
+  std::thread freeze([&] {
+    // Runner, init and the program.
+    std::vector<int> pids;
+    while (pids.size() < 3) {
+      pids.clear();
+      std::ifstream procs(fmt::format("/sys/fs/cgroup/pids/dsec-tsbox/{}/cgroup.procs", name));
+      for (int pid = 0; procs >> pid;) pids.push_back(pid);
+    }
+    for (const int pid : pids) {
+      if (pid != RunnerOf(*worker)) std::ofstream(freezer + "/cgroup.procs") << pid;
+    }
+    std::ofstream(freezer + "/freezer.state") << "FROZEN";
+  });
+  FnRun run = Shell("sleep 1000");
+  run.limits.set_wall_ms(1000);
+  const MonoTime start = Clock::System().Mono();
+  const auto report = Run(*worker, run);
+  freeze.join();
+  EXPECT_LT(Clock::System().Mono() - start, seconds(20));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error().reason(), "fn.worker_broken");
+  worker.reset();
+  const auto other = MakeWorker();
+  EXPECT_NE(other, nullptr);
+  if (other != nullptr)
+    EXPECT_NE(SlotName::Parse(other->name())->index, SlotName::Parse(name)->index);
+  std::ofstream(freezer + "/freezer.state") << "THAWED";
+  // Its processes were killed long ago and go now.
+  const MonoTime end = Clock::System().Mono() + seconds(20);
+  while (::rmdir(freezer.c_str()) != 0) ASSERT_LT(Clock::System().Mono(), end);
 }
 
 TEST_F(FnCall, Devices_AreThereForTheOneCall) {
