@@ -42,6 +42,7 @@ tsan: setup ## unit and component tests under TSan
 
 bench: ## all benchmarks; figures in build/bench/figures.jsonl
 	@$(MAKE) --no-print-directory build PRESET=dev
+	@cmake --build --preset dev --target sandbox_fncall_bench -j $(JOBS)
 	@/usr/bin/python3 bench/run.py --build build/dev
 
 lint: build ## layering, headers, names, format, clang-tidy
