@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer build, ls, show, rm. They work on the layer store itself, with or without a running node.
+// layer build, ls, show, rm, verify, du. They work on the layer store itself, with or without a
+// running node.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "image/layer_check.h"
 #include "image/layer_store.h"
 #include "os/file.h"
 
@@ -284,6 +286,91 @@ Result<void> Remove(const LayerFlags& flags) {
   return Ok();
 }
 
+// Each layer by itself: one that is damaged does not keep the others from being looked at.
+Result<void> Verify(const LayerFlags& flags, bool as_json) {
+  DSEC_TRY(const auto store, OpenStore(flags));
+  std::vector<std::string> refs = flags.refs;
+  if (refs.empty()) {
+    DSEC_TRY(const auto layers, store->List({}));
+    for (const LayerInfo& layer : layers) refs.push_back(layer.id.str());
+  }
+  CatchInterrupts();
+  ProgressLine line(!as_json);
+  json results = json::array();
+  size_t damaged = 0;
+  for (const std::string& ref : refs) {
+    const auto verified = image::VerifyLayer(*store, ref, [&](const image::Progress& progress) {
+      line.Show(progress);
+      return !interrupted;
+    });
+    line.Clear();
+    if (!verified.ok() && verified.error().reason() != "layer.corrupt") return verified.error();
+    if (!verified.ok()) ++damaged;
+    if (as_json) {
+      json object = {{"ref", ref}, {"ok", verified.ok()}};
+      if (!verified.ok()) object["error"] = verified.error().message();
+      results.push_back(std::move(object));
+    } else if (verified.ok()) {
+      std::printf("%s ok\n", ref.c_str());
+    } else {
+      std::printf("%s damaged: %s\n", ref.c_str(), verified.error().message().c_str());
+    }
+  }
+  if (as_json) PrintJson({{"layers", std::move(results)}, {"damaged", damaged}});
+  if (damaged == 0) return Ok();
+  return Error(Code::kInternal, "layer.corrupt",
+               fmt::format("{} of {} layers are damaged", damaged, refs.size()));
+}
+
+Result<void> Usage(const LayerFlags& flags, bool as_json) {
+  image::ListFilter filter;
+  if (!flags.kind.empty()) {
+    DSEC_TRY(filter.kind, image::ParseKind(flags.kind));
+  }
+  filter.prefix = flags.prefix;
+  DSEC_TRY(filter.labels, Labels(flags.labels));
+  DSEC_TRY(const auto store, OpenStore(flags));
+  DSEC_TRY(const image::StoreUsage usage, image::MeasureStore(*store, filter));
+  uint64_t meta = 0, blob = 0, content = 0, unnamed = 0;
+  json list = json::array();
+  std::vector<std::vector<std::string>> rows;
+  for (const image::LayerUsage& item : usage.layers) {
+    const LayerInfo& layer = item.layer;
+    meta += item.meta_blocks;
+    blob += item.blob_blocks;
+    content += layer.content_bytes;
+    if (item.unnamed) unnamed += item.meta_blocks + item.blob_blocks;
+    list.push_back({{"id", layer.id.str()},
+                    {"kind", image::KindName(layer.kind)},
+                    {"names", layer.names},
+                    {"content_bytes", layer.content_bytes},
+                    {"meta_allocated_bytes", item.meta_blocks},
+                    {"blob_allocated_bytes", item.blob_blocks}});
+    rows.push_back(
+        {ShowSize(item.meta_blocks + item.blob_blocks), ShowSize(item.meta_blocks),
+         ShowSize(item.blob_blocks), ShowSize(layer.content_bytes),
+         std::string(image::KindName(layer.kind)),
+         layer.names.empty() ? layer.id.str().substr(0, kShownIdLength) : Join(layer.names, ",")});
+  }
+  if (as_json) {
+    PrintJson({{"layers", std::move(list)},
+               {"meta_allocated_bytes", meta},
+               {"blob_allocated_bytes", blob},
+               {"content_bytes", content},
+               {"unnamed_allocated_bytes", unnamed},
+               {"work_allocated_bytes", usage.work_blocks}});
+    return Ok();
+  }
+  rows.push_back({ShowSize(meta + blob), ShowSize(meta), ShowSize(blob), ShowSize(content), "",
+                  fmt::format("total of {} layers", usage.layers.size())});
+  std::fputs(Table({"STORED", "METADATA", "DATA", "CONTENT", "KIND", "NAME"}, rows).c_str(),
+             stdout);
+  if (unnamed > 0) std::printf("%s are of layers without a name\n", ShowSize(unnamed).c_str());
+  if (usage.work_blocks > 0)
+    std::printf("%s are of builds under way\n", ShowSize(usage.work_blocks).c_str());
+  return Ok();
+}
+
 }  // namespace
 
 void AddLayerCommands(CLI::App& app, Context& context) {
@@ -328,6 +415,17 @@ void AddLayerCommands(CLI::App& app, Context& context) {
   CLI::App* show = layer->add_subcommand("show", "Show one layer");
   show->add_option("ref", flags->refs, "NAME:TAG or id")->required()->expected(1);
   run(show, [flags, &context] { return Show(*flags, context.json); });
+
+  CLI::App* verify = layer->add_subcommand(
+      "verify", "Read all bytes of layers and compare them with what their ids stand for");
+  verify->add_option("ref", flags->refs, "NAME:TAG or ids (default: all layers)");
+  run(verify, [flags, &context] { return Verify(*flags, context.json); });
+
+  CLI::App* usage = layer->add_subcommand("du", "What layers take in the store");
+  usage->add_option("--kind", flags->kind, "Only this kind");
+  usage->add_option("--prefix", flags->prefix, "Only names or ids that begin so");
+  usage->add_option("--label", flags->labels, "Only with this KEY=VALUE (repeat)");
+  run(usage, [flags, &context] { return Usage(*flags, context.json); });
 
   CLI::App* remove =
       layer->add_subcommand("rm", "Take names away; with its last name a layer goes");

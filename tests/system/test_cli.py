@@ -99,3 +99,42 @@ def test_shell_is_a_real_terminal(node):
     assert shell.returncode == 5
     os.close(leader)
     node.cli("rm", box)
+
+
+def test_layer_verify_finds_a_damaged_byte_and_du_adds_up(tmp_path):
+    tree, store = tmp_path / "tree", tmp_path / "store"
+    tree.mkdir()
+    (tree / "data").write_bytes(os.urandom(3 * support.MIB))
+    (tree / "text").write_bytes(b"text")
+
+    def layer(*words):
+        return subprocess.run([support.DSEC, "--json", "layer", "--layers", store, *words], capture_output=True, timeout=60)
+
+    built = json.loads(layer("build", "--kind", "workspace", "--name", "one:1", "--from-dir", tree).stdout)
+    (tree / "text").write_bytes(b"other")
+    layer("build", "--kind", "toolkit", "--name", "two:1", "--from-dir", tree)
+    verified = layer("verify")
+    assert verified.returncode == 0 and json.loads(verified.stdout)["damaged"] == 0, verified.stderr
+    usage = json.loads(layer("du").stdout)
+    assert len(usage["layers"]) == 2 and usage["unnamed_allocated_bytes"] == 0
+    assert usage["blob_allocated_bytes"] == sum(item["blob_allocated_bytes"] for item in usage["layers"]) >= 6 * support.MIB
+    assert [item["names"] for item in json.loads(layer("du", "--kind", "toolkit").stdout)["layers"]] == [["two:1"]]
+    folder = store / "blobs" / built["id"].split(":")[1]
+    for name, at in (("data.blob", 2 * support.MIB + 17), ("meta.erofs", 1024)):
+        with open(folder / name, "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 1]))
+        damaged = layer("verify", "two:1", "one:1")
+        assert damaged.returncode == 125
+        results = json.loads(damaged.stdout)
+        assert [item["ok"] for item in results["layers"]] == [True, False]
+        assert name in results["layers"][1]["error"]
+        with open(folder / name, "r+b") as file:
+            file.seek(at)
+            file.write(byte)
+    assert layer("verify", "one:1").returncode == 0
+    with open(folder / "data.blob", "ab") as file:
+        file.write(b"x")
+    assert b"data.blob has" in layer("verify", "one:1").stdout

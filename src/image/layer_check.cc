@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/layer_check.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "image/digest.h"
+
+namespace dsec::image {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+constexpr uint64_t kBlock = 512;  // the unit of st_blocks (stat(2))
+
+Result<void> CheckFile(const LayerId& id, const char* name, const os::UniqueFd& file,
+                       const FileDigest& expected, const std::function<bool(uint64_t)>& proceed) {
+  DSEC_TRY(const std::string found, Sha256File(file.get(), proceed));
+  if (found == expected.sha256) return Ok();
+  return Error(
+      Code::kInternal, "layer.corrupt",
+      fmt::format("{}: {} has the digest {}, not {}", id.str(), name, found, expected.sha256));
+}
+
+uint64_t Blocks(const std::string& path) {
+  struct stat info;
+  return ::lstat(path.c_str(), &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * kBlock : 0;
+}
+
+}  // namespace
+
+Result<LayerInfo> VerifyLayer(const LayerStore& store, std::string_view ref,
+                              const ProgressFn& progress) {
+  DSEC_TRY(const LayerInfo layer, store.Find(ref));
+  DSEC_TRY(LayerFiles files, store.OpenFiles(layer.id));
+  const uint64_t total = files.manifest.meta.size + files.manifest.blob.size;
+  uint64_t before = 0;
+  const auto proceed = [&](uint64_t done) {
+    return !progress || progress({Progress::Phase::kRead, layer.entries, before + done, total});
+  };
+  DSEC_TRY_VOID(CheckFile(layer.id, "meta.erofs", files.meta, files.manifest.meta, proceed));
+  before = files.manifest.meta.size;
+  DSEC_TRY_VOID(CheckFile(layer.id, "data.blob", files.blob, files.manifest.blob, proceed));
+  return layer;
+}
+
+Result<StoreUsage> MeasureStore(const LayerStore& store, const ListFilter& filter) {
+  StoreUsage usage;
+  DSEC_TRY(auto layers, store.List(filter));
+  for (LayerInfo& layer : layers) {
+    const std::string folder =
+        store.root() + "/blobs/" + layer.id.str().substr(sizeof("sha256:") - 1);
+    if (::access(folder.c_str(), F_OK) != 0) continue;
+    LayerUsage item;
+    item.meta_blocks = Blocks(folder + "/meta.erofs");
+    item.blob_blocks = Blocks(folder + "/data.blob");
+    item.unnamed = layer.names.empty();
+    item.layer = std::move(layer);
+    usage.layers.push_back(std::move(item));
+  }
+  std::ranges::sort(usage.layers, [](const LayerUsage& a, const LayerUsage& b) {
+    const uint64_t left = a.meta_blocks + a.blob_blocks, right = b.meta_blocks + b.blob_blocks;
+    return left != right ? left > right : a.layer.id < b.layer.id;
+  });
+  std::error_code error;
+  for (stdfs::recursive_directory_iterator it(store.root() + "/tmp", error), end;
+       !error && it != end; it.increment(error)) {
+    usage.work_blocks += Blocks(it->path().string());
+  }
+  if (error) {
+    return Error(Code::kInternal, "layer.io",
+                 fmt::format("{}/tmp: {}", store.root(), error.message()));
+  }
+  return usage;
+}
+
+}  // namespace dsec::image
