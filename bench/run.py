@@ -377,6 +377,42 @@ async def bench_fncall(figures, node, client, wanted, soak, build):
                     replaced=sum(int(pool.get("replaced", 0)) for pool in pools))
 
 
+async def bench_layers(figures, build, wanted):
+    """What concerns a layer store of its own: creates from many layers, pages of a large catalogue."""
+    import catalogue
+    import support
+    from libdsec import DSecClient
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="dsec-bench-"))
+    store = support.build_layers(folder / "layers")
+    toolkits = [f"bench-{n}:1" for n in range(15)]
+    for name in toolkits:
+        tree = folder / "tree"
+        (tree / "opt" / name.split(":")[0]).mkdir(parents=True)
+        subprocess.run([build / "bin" / "dsec", "layer", "build", "--layers", store, "--kind", "toolkit", "--name", name,
+                        "--from-dir", tree], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        shutil.rmtree(tree)
+    node = support.Node(folder, store, f"bench{os.getpid()}l").start()
+    try:
+        async with DSecClient(node.url, node.key) as client:
+            if "create_many_layers" in wanted:
+                counts = (1, 4, 16)
+                times = {count: [] for count in counts}
+                for _ in range(4):  # in turns, so that all see the same machine
+                    for count in counts:
+                        args = support.args(toolkits=toolkits[: count - 1])
+                        totals, _ = await create_times(client, args, 50)
+                        times[count] += totals
+                one, four, sixteen = (statistics.median(times[count]) for count in counts)
+                figures.add("create_many_layers", sixteen / one, "ratio", ratio_of_4=four / one, ms_of_1=one, ms_of_4=four, ms_of_16=sixteen)
+        if "catalogue_page" in wanted:
+            catalogue.bench_catalogue(figures, node)
+    finally:
+        node.stop()
+        node.purge()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def node_growth(node):
     """What must not grow with the number of calls."""
     status = pathlib.Path(f"/proc/{node.process.pid}/status").read_text(encoding="ascii")
@@ -422,7 +458,7 @@ async def main():
 
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_cpp",
-             "fncall_soak"]
+             "fncall_soak", "layer_build", "create_many_layers", "catalogue_page"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     unknown = wanted - set(names)
     if unknown:
@@ -447,6 +483,13 @@ async def main():
                 await bench_fncall(figures, node, client, wanted, arguments.soak, arguments.build)
         if "fncall_trivial" in wanted:
             bench_fncall_trivial(figures, arguments.build)
+        if "layer_build" in wanted:
+            import layers as layer_benchmark
+
+            figure = layer_benchmark.layer_build(arguments.build.resolve())
+            figures.add(figure["name"], figure["value"], figure["unit"], figure["baseline"], **figure["detail"])
+        if wanted & {"create_many_layers", "catalogue_page"}:
+            await bench_layers(figures, arguments.build, wanted)
         if "edge_adoption" in wanted:
             await bench_adoption(figures, node)
     finally:
