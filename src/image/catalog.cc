@@ -40,6 +40,8 @@ CREATE INDEX IF NOT EXISTS labels_by_value ON labels(key, value, layer);
 // A filter that fits at most so many layers is the one that a listing starts from. One that fits
 // more is looked up for each layer on the way, where a page's worth is soon found.
 constexpr uint64_t kFew = 2000;
+// Answers of Find that are kept.
+constexpr size_t kMaxFound = 4096;
 
 constexpr char kColumns[] =
     "id, kind, meta_bytes, blob_bytes, entries, content_bytes, created_unix_ms, source, config";
@@ -89,6 +91,13 @@ class Statement {
     DSEC_TRY_VOID(Step());
     return Ok();
   }
+  // From the start once more.
+  Result<bool> Again() {
+    Rewind();
+    return Step();
+  }
+  // Lets go of the locks that a statement under way holds.
+  void Rewind() { ::sqlite3_reset(handle_); }
 
   std::string TextAt(int column) const {
     const auto* text = ::sqlite3_column_text(handle_, column);
@@ -150,7 +159,10 @@ Error NotFound(std::string_view ref) {
 
 class Catalog::Impl {
  public:
-  ~Impl() { ::sqlite3_close_v2(db_); }
+  ~Impl() {
+    version_.reset();
+    ::sqlite3_close_v2(db_);
+  }
 
   Result<void> Open(const std::string& path) {
     if (::sqlite3_open_v2(path.c_str(), &db_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE,
@@ -181,6 +193,7 @@ class Catalog::Impl {
 
   Result<void> Put(const LayerInfo& layer, const std::optional<LayerName>& name) {
     const std::lock_guard lock(mutex_);
+    found_.clear();
     Transaction transaction(db_);
     DSEC_TRY_VOID(transaction.Begin());
     Statement insert(db_, "INSERT OR IGNORE INTO layers VALUES(?,?,?,?,?,?,?,?,?)");
@@ -211,31 +224,14 @@ class Catalog::Impl {
 
   Result<LayerInfo> Find(std::string_view ref) {
     const std::lock_guard lock(mutex_);
-    if (ref.starts_with(kIdPrefix)) {
-      const std::string_view hex = ref.substr(kIdPrefix.size());
-      const bool digits = std::ranges::all_of(
-          hex, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
-      if (!digits || hex.size() < kMinIdDigits || hex.size() > 64) return NotFound(ref);
-      // 'g' follows the hex digits: the range holds all ids that start with ref.
-      Statement select(
-          db_, fmt::format("SELECT {} FROM layers WHERE id >= ?1 AND id < ?1 || 'g'", kColumns));
-      DSEC_TRY(const bool found, select.Text(ref).Step());
-      if (!found) return NotFound(ref);
-      DSEC_TRY(LayerInfo layer, Read(select));
-      DSEC_TRY(const bool more, select.Step());
-      if (more) {
-        return Error(Code::kInvalidArgument, "layer.ambiguous_ref",
-                     fmt::format("more than one layer id starts with {}", ref));
-      }
-      return layer;
-    }
-    DSEC_TRY(const LayerName name, ParseLayerName(ref));
-    Statement select(db_, fmt::format("SELECT {} FROM layers WHERE id = "
-                                      "(SELECT layer FROM names WHERE name = ? AND tag = ?)",
-                                      kColumns));
-    DSEC_TRY(const bool found, select.Text(name.name).Text(name.tag).Step());
-    if (!found) return NotFound(ref);
-    return Read(select);
+    DSEC_TRY_VOID(DropStale());
+    const auto known = found_.find(ref);
+    if (known != found_.end()) return known->second;
+    auto layer = Select(ref);
+    if (!layer.ok()) return layer;
+    if (found_.size() >= kMaxFound) found_.clear();
+    found_.emplace(ref, *layer);
+    return layer;
   }
 
   Result<std::vector<LayerInfo>> List(const ListFilter& filter) {
@@ -278,12 +274,14 @@ class Catalog::Impl {
 
   Result<void> RemoveName(const LayerName& name) {
     const std::lock_guard lock(mutex_);
+    found_.clear();
     Statement remove(db_, "DELETE FROM names WHERE name = ? AND tag = ?");
     return remove.Text(name.name).Text(name.tag).Run();
   }
 
   Result<void> RemoveLayer(const LayerId& id) {
     const std::lock_guard lock(mutex_);
+    found_.clear();
     Statement remove(db_, "DELETE FROM layers WHERE id = ?");
     return remove.Text(id.str()).Run();
   }
@@ -291,6 +289,45 @@ class Catalog::Impl {
   bool created() const { return created_; }
 
  private:
+  // Forgets what was found when another connection has changed the file since.
+  Result<void> DropStale() {
+    if (!version_) version_.emplace(db_, "PRAGMA data_version");
+    DSEC_TRY(const bool row, version_->Again());
+    const uint64_t version = row ? version_->NumberAt(0) : 0;
+    version_->Rewind();
+    if (version != seen_version_) found_.clear();
+    seen_version_ = version;
+    return Ok();
+  }
+
+  Result<LayerInfo> Select(std::string_view ref) {
+    if (ref.starts_with(kIdPrefix)) {
+      const std::string_view hex = ref.substr(kIdPrefix.size());
+      const bool digits = std::ranges::all_of(
+          hex, [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+      if (!digits || hex.size() < kMinIdDigits || hex.size() > 64) return NotFound(ref);
+      // 'g' follows the hex digits: the range holds all ids that start with ref.
+      Statement select(
+          db_, fmt::format("SELECT {} FROM layers WHERE id >= ?1 AND id < ?1 || 'g'", kColumns));
+      DSEC_TRY(const bool found, select.Text(ref).Step());
+      if (!found) return NotFound(ref);
+      DSEC_TRY(LayerInfo layer, Read(select));
+      DSEC_TRY(const bool more, select.Step());
+      if (more) {
+        return Error(Code::kInvalidArgument, "layer.ambiguous_ref",
+                     fmt::format("more than one layer id starts with {}", ref));
+      }
+      return layer;
+    }
+    DSEC_TRY(const LayerName name, ParseLayerName(ref));
+    Statement select(db_, fmt::format("SELECT {} FROM layers WHERE id = "
+                                      "(SELECT layer FROM names WHERE name = ? AND tag = ?)",
+                                      kColumns));
+    DSEC_TRY(const bool found, select.Text(name.name).Text(name.tag).Step());
+    if (!found) return NotFound(ref);
+    return Read(select);
+  }
+
   // Rows of `table` whose layer fits.
   struct Condition {
     std::string table;
@@ -355,6 +392,11 @@ class Catalog::Impl {
   std::mutex mutex_;
   sqlite3* db_ = nullptr;
   bool created_ = false;
+  // What Find has answered since the file was changed last: a create asks for each of its layers
+  // twice.
+  std::map<std::string, LayerInfo, std::less<>> found_;
+  std::optional<Statement> version_;
+  uint64_t seen_version_ = 0;
 };
 
 Catalog::Catalog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -494,6 +494,30 @@ TEST_F(CatalogTest, TwoProcesses_SeeEachOther) {
   EXPECT_TRUE(catalog_->Find("a:1").ok());
 }
 
+TEST_F(CatalogTest, Find_IsNeverBehindAnotherProcess) {
+  auto second = Catalog::Open(folder_.path() + "/catalog.db");
+  ASSERT_TRUE(second.ok());
+  const LayerName name{"moving", "1"};
+  for (char digit : {'1', '2', '1', '3'}) {
+    const LayerInfo layer = Layer(digit, LayerKind::kBase);
+    Catalog& writer = digit == '2' ? *catalog_ : **second;
+    ASSERT_TRUE(writer.Put(layer, name).ok());
+    for (Catalog* reader : {catalog_.get(), second->get()}) {
+      for (int i = 0; i < 2; ++i) {
+        const auto found = reader->Find("moving:1");
+        ASSERT_TRUE(found.ok());
+        EXPECT_EQ(found->id, layer.id);
+        EXPECT_EQ(reader->Find(layer.id.str())->names, std::vector<std::string>{"moving:1"});
+      }
+    }
+  }
+  ASSERT_TRUE((*second)->RemoveName(name).ok());
+  EXPECT_EQ(catalog_->Find("moving:1").error().reason(), "layer.not_found");
+  ASSERT_TRUE(catalog_->RemoveLayer(Layer('1', LayerKind::kBase).id).ok());
+  EXPECT_EQ((*second)->Find(Layer('1', LayerKind::kBase).id.str()).error().reason(),
+            "layer.not_found");
+}
+
 TEST_F(CatalogTest, ForeignSchema_IsRefused) {
   const std::string path = folder_.path() + "/catalog.db";
   catalog_.reset();

@@ -253,8 +253,9 @@ Result<LaunchParts> ContainerHost::Prepare(const v1::SandboxRecord& record, int 
 
 Result<void> ContainerHost::Launch(const HeldLayers& layers, LaunchParts& parts, int launch_socket,
                                    runtime::Deadline deadline) {
-  DSEC_TRY(const auto lowers, MapLayers(layers, parts.user_ns));
+  DSEC_TRY(auto lowers, MapLayers(layers, parts.user_ns));
   DSEC_TRY(const auto root, BuildRoot(lowers, parts.scratch));
+  closer_.Close(std::move(lowers));
   DSEC_FAULT_POINT("sandbox.create.before_launch");
   std::vector<int> fds = {root.get()};
   for (const os::UniqueFd& view : parts.views) fds.push_back(view.get());

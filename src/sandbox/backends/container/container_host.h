@@ -13,6 +13,7 @@
 #include "image/layer_store.h"
 #include "sandbox/backends/container/container_backend.h"
 #include "sandbox/backends/container/slot_pool.h"
+#include "sandbox/fd_closer.h"
 #include "sandbox/isolators/isolator.h"
 #include "sandbox/isolators/views.h"
 #include "sandbox/rootfs.h"
@@ -90,6 +91,7 @@ class ContainerHost {
   std::unique_ptr<Scratch> scratch_;
   std::unique_ptr<Views> views_;
   Isolators isolators_;  // in the order of Isolate and Prepare
+  FdCloser closer_;
   std::unique_ptr<spawn::Spawner> spawner_;
   model::LimitsPolicy policy_;
   std::vector<v1::Capability> capabilities_;
