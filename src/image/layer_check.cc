@@ -35,7 +35,7 @@ uint64_t Blocks(const std::string& path) {
 
 Result<LayerInfo> VerifyLayer(const LayerStore& store, std::string_view ref,
                               const ProgressFn& progress) {
-  DSEC_TRY(const LayerInfo layer, store.Find(ref));
+  DSEC_TRY(LayerInfo layer, store.Find(ref));
   DSEC_TRY(LayerFiles files, store.OpenFiles(layer.id));
   const uint64_t total = files.manifest.meta.size + files.manifest.blob.size;
   uint64_t before = 0;

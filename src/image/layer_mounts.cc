@@ -129,8 +129,8 @@ Result<std::shared_ptr<const MountedLayer>> LayerMounts::Mount(const LayerId& id
     idle->Add(std::move(used));
     idle.reset();
   };
-  std::shared_ptr<const MountedLayer> layer(
-      new MountedLayer(std::move(files), std::move(mount)), std::move(give_back));
+  std::shared_ptr<const MountedLayer> layer(new MountedLayer(std::move(files), std::move(mount)),
+                                            std::move(give_back));
   slot.mount = layer;
   return layer;
 }
