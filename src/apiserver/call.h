@@ -115,6 +115,9 @@ runtime::Task<void> DeleteMany(Call& call);
 runtime::Task<void> Renew(Call& call);
 runtime::Task<void> Stats(Call& call);
 }  // namespace sandbox_ops
+namespace pack_ops {
+runtime::Task<void> Pack(Call& call);
+}  // namespace pack_ops
 namespace exec_ops {
 runtime::Task<void> Exec(Call& call);
 runtime::Task<void> ListExecs(Call& call);

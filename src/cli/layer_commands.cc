@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer build, ls, show, rm, verify, du. They work on the layer store itself, with or without a
-// running node.
+// layer build, ls, show, rm, verify, du; layer pack and flatten are in pack_command.cc. They work on
+// the layer store itself, with or without a running node.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -14,6 +14,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/pack_command.h"
 #include "image/layer_check.h"
 #include "image/layer_store.h"
 #include "os/file.h"
@@ -431,6 +432,7 @@ void AddLayerCommands(CLI::App& app, Context& context) {
       layer->add_subcommand("rm", "Take names away; with its last name a layer goes");
   remove->add_option("ref", flags->refs, "NAME:TAG or ids")->required();
   run(remove, [flags] { return Remove(*flags); });
+  AddPackCommands(*layer, context, [flags] { return OpenStore(*flags); });
 }
 
 }  // namespace dsec::cli

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/id.h"
 #include "dsec/v1/aether.pb.h"
 #include "dsec/v1/edge.pb.h"
+#include "dsec/v1/pack.pb.h"
 #include "runtime/deadline.h"
 #include "runtime/task.h"
 
@@ -48,6 +50,10 @@ struct Created {
   v1::SandboxView view;
   std::unique_ptr<Claim> claim;  // null when the sandbox has ended
 };
+
+// Told how far a pack has come, on a thread that is no shard, at most ten times a second; false
+// ends it (kCancelled "layer.cancelled"). May be empty.
+using PackProgressFn = std::function<bool(const v1::PackProgress&)>;
 
 // The node agent as the apiserver sees it. Every call may be made from any shard, resumes on the
 // caller's and is bounded by `deadline`; a call that was abandoned half-way by its deadline is
@@ -109,6 +115,20 @@ class EdgeApi {
   virtual runtime::Task<v1::EventsReply> Events(v1::EventsRequest request,
                                                 runtime::Deadline deadline) = 0;
   virtual runtime::Task<v1::NodeInfo> Node(runtime::Deadline deadline) = 0;
+
+  // What the sandbox has changed in its root since its creation, as a layer over the same layers or
+  // others: one state of it, for which its code stands still some milliseconds (on a host without
+  // snapshots: while its files are read, at most a minute). Equal content gives the equal id.
+  // Activity while it lasts. One at a time of a sandbox: kConflict pack.under_way. It ends, and
+  // nothing stays, when the caller cancels, its deadline passes or the sandbox ends.
+  //  - kInvalidArgument pack.bad_rule, pack.bad_kind, pack.bad_label, layer.bad_name, with the
+  //  field
+  //  - kConflict pack.canary: something that must not be in it is; names path and rule
+  //  - kUnavailable pack.not_frozen, pack.frozen_too_long
+  //  - layer.*: as a build of a layer
+  virtual runtime::Task<v1::PackReply> Pack(SandboxId id, v1::PackRequest request,
+                                            PackProgressFn progress,
+                                            runtime::Deadline deadline) = 0;
 
   // --- execs ---
 

@@ -79,6 +79,8 @@ class Edge final : public EdgeApi {
   runtime::Task<v1::EventsReply> Events(v1::EventsRequest request,
                                         runtime::Deadline deadline) override;
   runtime::Task<v1::NodeInfo> Node(runtime::Deadline deadline) override;
+  runtime::Task<v1::PackReply> Pack(SandboxId id, v1::PackRequest request, PackProgressFn progress,
+                                    runtime::Deadline deadline) override;
 
   runtime::Task<std::unique_ptr<Attachment>> Attach(SandboxId id, std::string op_id,
                                                     OnDisconnect rule,
@@ -231,6 +233,10 @@ class Edge final : public EdgeApi {
                                                        runtime::Deadline deadline);
   // The channel is gone: why, as far as it is known soon.
   boost::asio::awaitable<Error> WhyLost(SandboxPtr sandbox, runtime::Deadline deadline);
+
+  // --- pack.cc ---
+  runtime::Task<v1::PackReply> PackHere(SandboxPtr sandbox, v1::PackRequest request,
+                                        PackProgressFn progress, runtime::Deadline deadline);
 
   // --- recover.cc ---
   runtime::Task<StartReport> StartHere(std::vector<v1::SandboxRecord> records);

@@ -57,10 +57,22 @@ struct Folder {
   size_t next = 0;
 };
 
+// What is different in a layer of an overlay.
+struct OverlayView {
+  IdRange ids;
+  PackFilter* filter;  // may be null
+};
+
 class DirSource : public EntrySource {
  public:
-  DirSource(os::UniqueFd root, const ImportLimits& limits, Warnings& warnings)
-      : root_(std::move(root)), limits_(limits), warnings_(warnings), buffer_(kBufferBytes) {}
+  // `overlay`: null for a folder that is no layer of an overlay; outlives this object.
+  DirSource(os::UniqueFd root, const OverlayView* overlay, const ImportLimits& limits,
+            Warnings& warnings)
+      : root_(std::move(root)),
+        overlay_(overlay),
+        limits_(limits),
+        warnings_(warnings),
+        buffer_(kBufferBytes) {}
 
   Result<bool> Next(Entry& entry) override {
     file_.Reset();
@@ -70,6 +82,9 @@ class DirSource : public EntrySource {
       DSEC_TRY_VOID(Stat(root_.get(), "", status));
       mount_ = status.stx_mnt_id;
       DSEC_TRY_VOID(Fill(root_.get(), ".", status, entry));
+      if (entry.opaque) {
+        return Refuse("layer.bad_whiteout", "", "the root of a layer cannot be opaque");
+      }
       entry.path = "";
       DSEC_TRY_VOID(Push(std::move(root_), ""));
       return true;
@@ -110,6 +125,12 @@ class DirSource : public EntrySource {
     }
     if (n == 0) return Changed();
     const DataRun run{offset_, {buffer_.data(), static_cast<size_t>(n)}};
+    if (PackFilter* const filter = Filter()) {
+      DSEC_TRY_VOID(filter->CheckContent(
+          {reinterpret_cast<const char*>(buffer_.data()), static_cast<size_t>(n)},
+          offset_ == checked_));
+      checked_ = offset_ + static_cast<uint64_t>(n);
+    }
     offset_ += static_cast<uint64_t>(n);
     return run;
   }
@@ -157,15 +178,36 @@ class DirSource : public EntrySource {
     if (status.stx_mnt_id != mount_) {
       return Refuse("layer.source_crosses_mount", path, "is a mount point; unmount it first");
     }
+    PackFilter* const filter = Filter();
+    if (filter != nullptr) {
+      if (filter->Scrub(path)) return false;
+      DSEC_TRY_VOID(filter->CheckPath(path));
+    }
+    if (overlay_ != nullptr && IsWhiteoutDevice(status)) {
+      entry = Whiteout(path);
+      return true;
+    }
     if (S_ISSOCK(status.stx_mode)) {
       warnings_.Add(fmt::format("\"{}\": sockets are left out", Printable(path)));
       return false;
     }
     DSEC_TRY_VOID(Fill(dirfd, name, status, entry));
     entry.path = path;
+    if (filter != nullptr) {
+      filter->BeginContent(path);
+      DSEC_TRY_VOID(filter->CheckContent(entry.target, false));
+      for (const auto& [xattr, value] : entry.xattrs) {
+        DSEC_TRY_VOID(filter->CheckContent(value, false));
+      }
+      filter->BeginContent(path);
+    }
     if (entry.type == EntryType::kDirectory) {
       DSEC_TRY(auto fd, os::OpenAt(dirfd, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
       DSEC_TRY_VOID(Push(std::move(fd), path + "/"));
+      return true;
+    }
+    if (marks_.whiteout && entry.type == EntryType::kFile && entry.size == 0) {
+      entry = Whiteout(path);
       return true;
     }
     if (status.stx_nlink > 1) {
@@ -185,13 +227,27 @@ class DirSource : public EntrySource {
     path_ = path;
     size_ = entry.size;
     offset_ = 0;
+    checked_ = 0;
     status_ = status;
     if (!Same(opened)) return Changed();
     return true;
   }
 
-  static Result<void> Fill(int dirfd, const std::string& name, const struct statx& status,
-                           Entry& entry) {
+  PackFilter* Filter() const { return overlay_ == nullptr ? nullptr : overlay_->filter; }
+
+  static bool IsWhiteoutDevice(const struct statx& status) {
+    return S_ISCHR(status.stx_mode) && status.stx_rdev_major == 0 && status.stx_rdev_minor == 0;
+  }
+
+  // Overlayfs gives many names one device, and when and whose it is tells nothing of the tree.
+  static Entry Whiteout(const std::string& path) {
+    Entry entry;
+    entry.path = path;
+    entry.type = EntryType::kCharDevice;
+    return entry;
+  }
+
+  Result<void> Fill(int dirfd, const std::string& name, const struct statx& status, Entry& entry) {
     entry = Entry();
     switch (status.stx_mode & S_IFMT) {
       case S_IFREG:
@@ -227,10 +283,18 @@ class DirSource : public EntrySource {
     entry.dev_major = status.stx_rdev_major;
     entry.dev_minor = status.stx_rdev_minor;
     DSEC_TRY(entry.xattrs, ReadXattrs(dirfd, name));
-    return Ok();
+    if (overlay_ == nullptr) return Ok();
+    DSEC_TRY(marks_, TakeOverlayXattrs(entry.xattrs));
+    entry.opaque = marks_.opaque && entry.type == EntryType::kDirectory;
+    if (overlay_->ids.whole()) return Ok();
+    DSEC_TRY(entry.uid, IdInLayer(entry.uid, overlay_->ids));
+    DSEC_TRY(entry.gid, IdInLayer(entry.gid, overlay_->ids));
+    return MapXattrIds(entry.xattrs, overlay_->ids);
   }
 
   os::UniqueFd root_;
+  const OverlayView* overlay_;
+  OverlayMarks marks_;  // of the present entry
   ImportLimits limits_;
   Warnings& warnings_;
   bool started_ = false;
@@ -242,6 +306,7 @@ class DirSource : public EntrySource {
   struct statx status_ = {};
   uint64_t size_ = 0;
   uint64_t offset_ = 0;
+  uint64_t checked_ = 0;  // end of the run that the filter saw last
   std::vector<uint8_t> buffer_;
 };
 
@@ -278,7 +343,7 @@ class DirImage : public ImageReader {
   Result<std::unique_ptr<EntrySource>> OpenLayer(size_t) override {
     DSEC_TRY(auto fd, os::OpenAt(root_.get(), ".", O_RDONLY | O_DIRECTORY));
     return std::unique_ptr<EntrySource>(
-        std::make_unique<DirSource>(std::move(fd), limits_, warnings_));
+        std::make_unique<DirSource>(std::move(fd), nullptr, limits_, warnings_));
   }
 
  private:
@@ -288,7 +353,42 @@ class DirImage : public ImageReader {
   Warnings& warnings_;
 };
 
+class OverlayImage : public ImageReader {
+ public:
+  OverlayImage(OverlayFolders stack, const ImportLimits& limits, Warnings& warnings)
+      : folders_(std::move(stack.folders)),
+        view_{stack.ids, stack.filter},
+        limits_(limits),
+        warnings_(warnings) {
+    config_ = std::move(stack.config);
+  }
+
+  size_t layer_count() const override { return folders_.size(); }
+  // A walk to learn it would cost as much as the files themselves.
+  uint64_t least_bytes() const override { return 0; }
+  bool has_whiteouts() const override { return false; }
+
+  Result<std::unique_ptr<EntrySource>> OpenLayer(size_t index) override {
+    DSEC_TRY(auto fd, os::OpenAt(folders_[index].get(), ".", O_RDONLY | O_DIRECTORY));
+    return std::unique_ptr<EntrySource>(
+        std::make_unique<DirSource>(std::move(fd), &view_, limits_, warnings_));
+  }
+
+ private:
+  std::vector<os::UniqueFd> folders_;
+  const OverlayView view_;
+  ImportLimits limits_;
+  Warnings& warnings_;
+};
+
 }  // namespace
+
+Result<std::unique_ptr<ImageReader>> OpenOverlayFolders(OverlayFolders stack,
+                                                        const ImportLimits& limits,
+                                                        Warnings& warnings) {
+  return std::unique_ptr<ImageReader>(
+      std::make_unique<OverlayImage>(std::move(stack), limits, warnings));
+}
 
 Result<std::unique_ptr<ImageReader>> OpenDirectory(const std::string& path,
                                                    const ImportLimits& limits, Warnings& warnings) {

@@ -38,8 +38,9 @@ struct Entry {
   uint32_t mtime_nsec = 0;
   uint32_t dev_major = 0;
   uint32_t dev_minor = 0;
-  uint64_t size = 0;   // of a file
-  std::string target;  // of a link
+  uint64_t size = 0;    // of a file
+  std::string target;   // of a link
+  bool opaque = false;  // a folder that hides what lower layers put into it
   std::vector<std::pair<std::string, std::string>> xattrs;
 };
 

@@ -216,6 +216,7 @@ Result<std::vector<LayerInfo>> LayerStore::List(const ListFilter& filter) const 
 Result<std::unique_ptr<ImageReader>> LayerStore::OpenImage(
     const BuildRequest& request, const WorkDir& work, Warnings& warnings,
     const std::function<bool(uint64_t)>& proceed) const {
+  if (request.open) return request.open(warnings);
   switch (request.source) {
     case SourceKind::kDirectory:
       return OpenDirectory(request.path, request.limits, warnings);

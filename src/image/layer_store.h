@@ -27,9 +27,12 @@ struct BuildRequest {
   LayerKind kind = LayerKind::kBase;
   std::string name;  // NAME[:TAG]; empty: the layer is reached by its id alone
   SourceKind source = SourceKind::kDirectory;
-  std::string path;         // of a registry: HOST[:PORT]/NAME[:TAG|@DIGEST]
+  std::string
+      path;  // what it is called, with `open`; of a registry: HOST[:PORT]/NAME[:TAG|@DIGEST]
   bool plain_http = false;  // of a registry
   std::string ref;          // which image of an OCI layout or docker archive; empty: the only one
+  // In place of `source`. What it opens may refer to the warnings, and is gone when the build ends.
+  std::function<Result<std::unique_ptr<ImageReader>>(Warnings&)> open = nullptr;
   std::map<std::string, std::string> labels;
   ImportLimits limits;
   // What runs read first lies together at the front of the blob; part of the content and so of the

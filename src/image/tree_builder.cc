@@ -98,6 +98,7 @@ Result<void> TreeBuilder::AddInner(const Entry& entry, const std::string& path,
   }
   if (entry.type == EntryType::kCharDevice && entry.dev_major == 0 && entry.dev_minor == 0 &&
       !options_.keep_whiteouts) {
+    if (layer_ > 1 && !has_whiteouts_) return ApplyWhiteout(parent_path, name);
     warnings_.Add(fmt::format("\"{}\": a whiteout has nothing to hide in a base and is left out",
                               Printable(path)));
     return Ok();
@@ -257,6 +258,12 @@ Result<void> TreeBuilder::AddDirectory(uint32_t parent, std::string_view name, c
   if (found == nullptr) {
     DSEC_TRY(const uint32_t made, MakeFolder(parent, name));
     tree_.folder(made).opaque = opaque;
+    found = tree_.Find(parent, name);
+  }
+  if (entry.opaque) {
+    const uint32_t folder = tree_.inode(found->inode).data;
+    RemoveLower(folder);
+    tree_.folder(folder).opaque = options_.keep_whiteouts;
     found = tree_.Find(parent, name);
   }
   // The upper layer's description replaces the lower one's as a whole.

@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "dsec/v1/edge.pb.h"
 #include "dsec/v1/model.pb.h"
+#include "dsec/v1/pack.pb.h"
 #include "rpc/channel.h"
 #include "runtime/deadline.h"
 #include "runtime/task.h"
@@ -31,6 +32,13 @@ struct AgentEnd {
   std::string message;  // for the termination record
 };
 
+// Of the error with which work on a sandbox ends when it is removed: kCancelled.
+inline constexpr std::string_view kRemovedReason = "create.destroyed";
+
+// Told how far a pack has come, on a thread of the backend, at most ten times a second; false ends
+// it (kCancelled "layer.cancelled"). May be empty.
+using PackProgressFn = std::function<bool(const v1::PackProgress&)>;
+
 // One running sandbox. Lives on the shard that created it; all calls from that shard.
 class Instance {
  public:
@@ -42,6 +50,10 @@ class Instance {
   virtual runtime::Task<AgentEnd> WaitEnd() = 0;
   // Figures from cgroups and scratch; at most some milliseconds, never blocks the shard.
   virtual runtime::Task<v1::Usage> ReadUsage() = 0;
+  // What edge::EdgeApi::Pack says. A removal of the sandbox ends it with
+  // kRemovedReason.
+  virtual runtime::Task<v1::PackReply> Pack(v1::PackRequest request, PackProgressFn progress,
+                                            runtime::Deadline deadline) = 0;
 };
 
 // What keeps things on the host in which the code of users runs. Two kinds: sandboxes, each with an

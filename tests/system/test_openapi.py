@@ -381,6 +381,35 @@ def drive_renew_sandbox(api, box):
 
 
 @drives
+def drive_pack_sandbox(api, box):
+    user = api.sandbox()
+    api.call("Exec", id=user["id"], body={"script": "mkdir /work && echo answer > /work/f && echo h > /root/.bash_history",
+                                          "stream": False})
+    body = {"kind": "workspace", "name": "openapi-pack:1", "labels": {"suite": "openapi"}, "scrub": ["*.o"], "default_scrub": True,
+            "canary_paths": ["*.pem"], "canary_contents": ["sk-live"], "timeout_ms": 60_000}
+    records = api.call("PackSandbox", id=user["id"], body=body)
+    assert {r["type"] for r in records[:-1]} <= {"progress", "keepalive"} and records[0]["type"] == "progress"
+    packed = records[-1]
+    assert packed["type"] == "layer" and packed["frozen_us"] > 0 and packed["scrubbed"] >= 1
+    layer = api.call("GetLayer", ref="openapi-pack:1")
+    assert layer == packed["layer"] and layer["labels"]["dsec.pack.sandbox"] == user["id"]
+    assert layer["labels"]["dsec.pack.parents"] == ",".join(user["layer_ids"])
+    other = api.sandbox(workspace="openapi-pack:1")
+    shown = api.call("Exec", id=other["id"], body={"script": "cat /work/f; ls -A /root", "stream": False})
+    assert shown["stdout"]["data"] == "answer\n"
+    for fields, reason in (({"canary_paths": ["/work/f"]}, "pack.canary"),
+                           ({"canary_contents_b64": [base64.b64encode(b"answer").decode()]}, "pack.canary")):
+        assert api.call("PackSandbox", id=user["id"], body=fields)[-1]["error"]["reason"] == reason
+    for fields, field in (({"scrub": ["a/b"]}, "scrub[0]"), ({"labels": {"dsec.x": "y"}}, "labels.dsec.x"), ({"name": "N"}, "name")):
+        assert api.call("PackSandbox", id=user["id"], body=fields, status=400)["error"]["field"] == field
+    for made in (user, other):
+        api.call("DeleteSandbox", id=made["id"])
+    assert api.call("PackSandbox", id=user["id"], body={}, status=410)["error"]["reason"] == "sandbox.ended.user_stop"
+    assert api.call("PackSandbox", id=UNKNOWN_ID, body={}, status=404)["error"]["reason"] == "sandbox.not_found"
+    api.call("DeleteLayer", ref="openapi-pack:1", status=204)
+
+
+@drives
 def drive_get_stats(api, box):
     stats = api.call("GetStats", id=box["id"])
     assert stats["usage"]["memory_bytes"] > 0 and stats["limits"]["memory_bytes"] == 64 * MIB

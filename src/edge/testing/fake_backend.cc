@@ -345,6 +345,32 @@ class FakeInstance final : public sandbox::Instance {
     std::lock_guard lock(host_.mutex_);
     co_return host_.state_.usage;
   }
+  // Of the name "endless": until the agent's end, as a pack that its removal cuts off.
+  runtime::Task<v1::PackReply> Pack(v1::PackRequest request, sandbox::PackProgressFn progress,
+                                    runtime::Deadline) override {
+    if (request.kind() == "base") {
+      co_return Error(Code::kInvalidArgument, "pack.bad_kind", "no base").WithField("kind");
+    }
+    v1::PackProgress state;
+    state.set_phase(v1::PackProgress::PHASE_READ);
+    state.set_entries(3);
+    if (progress && !progress(state)) {
+      co_return Error(Code::kCancelled, "layer.cancelled", "cancelled");
+    }
+    if (request.name() == "endless") {
+      DSEC_CO_TRY_VOID(co_await agent_->WaitClosed());
+      co_return Error(Code::kCancelled, sandbox::kRemovedReason, "the sandbox is being removed");
+    }
+    v1::PackReply reply;
+    reply.mutable_layer()->set_id("sha256:" + std::string(64, 'a'));
+    reply.mutable_layer()->set_kind(request.kind());
+    reply.mutable_layer()->add_names(request.name());
+    *reply.mutable_layer()->mutable_labels() = request.labels();
+    reply.set_frozen_us(12);
+    reply.add_warnings("\"s\": sockets are left out");
+    reply.set_warning_count(1);
+    co_return reply;
+  }
 
  private:
   static runtime::Task<sandbox::AgentEnd> WaitEndOf(FakeHost& host, std::string id,

@@ -153,6 +153,33 @@ class BtrfsScratch final : public Scratch {
     return Ok();
   }
 
+  Result<os::UniqueFd> OpenUpper(const std::string& name) override {
+    char checked[sizeof(btrfs_ioctl_vol_args_v2::name)] = {};
+    DSEC_TRY_VOID(CopyName(name, checked, sizeof(checked)));
+    DSEC_TRY(const auto subvolume,
+             os::OpenAt(root_.get(), checked, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+    return os::OpenAt(subvolume.get(), "upper", O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  }
+
+  bool copies() const override { return true; }
+
+  // The kernel writes out what is dirty in the layer and commits: it is one state of the layer,
+  // which holds each write that had returned.
+  Result<void> Copy(const std::string& name, const std::string& copy) override {
+    char checked[sizeof(btrfs_ioctl_vol_args_v2::name)] = {};
+    DSEC_TRY_VOID(CopyName(name, checked, sizeof(checked)));
+    DSEC_TRY(const auto subvolume,
+             os::OpenAt(root_.get(), checked, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+    btrfs_ioctl_vol_args_v2 args = {};
+    DSEC_TRY_VOID(CopyName(copy, args.name, sizeof(args.name)));
+    args.fd = subvolume.get();
+    args.flags = BTRFS_SUBVOL_RDONLY;
+    if (::ioctl(root_.get(), BTRFS_IOC_SNAP_CREATE_V2, &args) != 0) {
+      return os::ErrnoError("scratch.copy", name);
+    }
+    return Ok();
+  }
+
   Result<std::vector<std::string>> List() override {
     DSEC_TRY(const auto entries, ListDir(root_.get(), "."));
     std::vector<std::string> names;

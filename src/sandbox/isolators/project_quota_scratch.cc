@@ -125,6 +125,19 @@ class ProjectQuotaScratch final : public Scratch {
     return Ok();
   }
 
+  Result<os::UniqueFd> OpenUpper(const std::string& name) override {
+    DSEC_TRY_VOID(CheckName(name));
+    DSEC_TRY(const auto dir,
+             os::OpenAt(root_.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+    return os::OpenAt(dir.get(), "upper", O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  }
+
+  bool copies() const override { return false; }
+  Result<void> Copy(const std::string&, const std::string&) override {
+    return Error(Code::kFailedPrecondition, "scratch.no_copies",
+                 "project quota has no copies of a layer in constant time");
+  }
+
   Result<std::vector<std::string>> List() override {
     DSEC_TRY(const auto entries, ListDir(root_.get(), "."));
     std::vector<std::string> names;

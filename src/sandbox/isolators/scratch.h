@@ -45,6 +45,15 @@ class Scratch {
   // Its space comes back in the background. Missing: ok.
   virtual Result<void> Remove(const std::string& name) = 0;
   virtual Result<std::vector<std::string>> List() = 0;
+
+  // The upper directory of a layer, to read.
+  virtual Result<os::UniqueFd> OpenUpper(const std::string& name) = 0;
+  // Whether Copy works.
+  virtual bool copies() const = 0;
+  // A read-only layer `copy` that is `name` as it is now, in constant time. While it exists, and
+  // until its space has come back, what `name` overwrites stays charged to it, at most as much as
+  // it holds now. kFailedPrecondition "scratch.no_copies".
+  virtual Result<void> Copy(const std::string& name, const std::string& copy) = 0;
 };
 
 struct ScratchOptions {

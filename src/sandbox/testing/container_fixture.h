@@ -22,7 +22,7 @@ namespace dsec::sandbox::testing {
 class TestLayers {
  public:
   static Result<TestLayers*> Get();
-  const image::LayerStore& store() const { return *store_; }
+  image::LayerStore& store() { return *store_; }
   image::LayerMounts& mounts() { return *mounts_; }
   // A layer that holds one file.
   Result<void> AddLayer(image::LayerKind kind, const std::string& name, const std::string& path,

@@ -151,6 +151,62 @@ class Sandbox:
         """See ``files.download_dir``."""
         return self.files.download_dir(path, local)
 
+    def pack_diff(
+        self,
+        name: typing.Optional[str] = None,
+        *,
+        kind: str = "workspace",
+        labels: typing.Optional[typing.Mapping[str, str]] = None,
+        scrub: typing.Sequence[str] = (),
+        default_scrub: bool = True,
+        canary_paths: typing.Sequence[str] = (),
+        canary_contents: typing.Sequence[types.BytesLike] = (),
+        on_progress: typing.Optional[typing.Callable[[dict], None]] = None,
+        timeout: float = 600.0,
+    ) -> dict:
+        """Makes a layer of what changed in the sandbox since its creation, as it is at one moment; the sandbox runs on.
+
+        Args:
+            name: NAME[:TAG] of the layer; without one it is reached by its id.
+            kind: what it is to be used as, workspace or toolkit.
+            labels: of the layer.
+            scrub: patterns of paths to leave out (fnmatch; with a / at the start a whole path, else a name anywhere).
+            default_scrub: leave out temporary files, logs, histories and caches too.
+            canary_paths, canary_contents: patterns of paths, and texts or bytes in files, that must not be in the layer.
+            on_progress: called with each record of progress: phase, entries, bytes, total_bytes.
+            timeout: seconds for the whole.
+
+        Returns:
+            ``{"layer": {"id": ..., "names": ..., ...}, "existed": ..., "scrubbed": ..., "warnings": ..., "frozen_us": ...}``
+
+        Raises:
+            errors.ConflictError: ``pack.canary``: something that must not be in it is, with path and rule;
+                ``pack.under_way``: another pack of this sandbox has not ended.
+            errors.SandboxEndedError, errors.NotFoundError, errors.InvalidArgumentError, errors.InfrastructureError.
+        """
+        body: typing.Dict[str, typing.Any] = {
+            "kind": kind,
+            "labels": dict(labels or {}),
+            "scrub": list(scrub),
+            "default_scrub": default_scrub,
+            "canary_paths": list(canary_paths),
+            "timeout_ms": max(1, types._scaled("timeout", timeout, 1000) or 0),
+        }
+        if name is not None:
+            body["name"] = name
+        if canary_contents:
+            body["canary_contents_b64"] = [_wire.b64(types._encode(item)) for item in canary_contents]
+        with self._transport.stream("POST", f"{self._base}/pack", body=body) as response:
+            for record in self._transport.records(response):
+                kind_of = record.pop("type")
+                if kind_of == "layer":
+                    return record
+                if kind_of == "error":
+                    raise errors.from_body(record["error"], 0)
+                if on_progress is not None:
+                    on_progress(record)
+        raise errors.UnavailableError("the reply ended before its last record", reason="client.connection", code="UNAVAILABLE")
+
     def stats(self) -> dict:
         """Usage beside limits. Does not count as activity."""
         return (self._transport.call("GET", f"{self._base}/stats")).json()

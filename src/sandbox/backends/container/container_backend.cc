@@ -2,8 +2,10 @@
 #include "sandbox/backends/container/container_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/this_coro.hpp>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -14,6 +16,7 @@
 #include "runtime/blocking_pool.h"
 #include "sandbox/backends/container/container_host.h"
 #include "sandbox/backends/container/create_work.h"
+#include "sandbox/backends/container/pack_request.h"
 #include "sandbox/backends/container/slot_pool.h"
 #include "sandbox/fd_wait.h"
 
@@ -24,6 +27,9 @@ using std::chrono::milliseconds;
 
 constexpr char kAgentService[] = "dsec.v1.Aether";
 constexpr size_t kQueueLimit = 10'000;
+// A pack is bound by a core and the store; more at once would only take from each other.
+constexpr size_t kPackThreads = 2;
+constexpr size_t kPackQueue = 256;
 constexpr auto kRemoveTime = std::chrono::seconds(10);  // of a slot without a sandbox
 // Between the end of the channel and that of the process, when the one comes from the other.
 constexpr auto kLastBreath = milliseconds(200);
@@ -88,11 +94,15 @@ struct ContainerBackend::Host {
   std::mutex mutex;
   std::set<std::string>
       scratch;  // names of layers that a create, an adoption or a live sandbox of this process owns
+  // Layers whose limits a pack has raised; true: a sweep has seen it since.
+  std::map<std::string, bool> packed;
+  std::atomic<bool> closing = false;
   CreateWorks works;
   std::unique_ptr<SlotPool> slots;
   // Last, so that their jobs find all of the above.
   std::unique_ptr<runtime::BlockingPool> create_pool;
   std::unique_ptr<runtime::BlockingPool> host_pool;
+  std::unique_ptr<runtime::BlockingPool> pack_pool;
 
   std::set<std::string> OwnedScratch() {
     const std::lock_guard lock(mutex);
@@ -102,17 +112,65 @@ struct ContainerBackend::Host {
     const std::lock_guard lock(mutex);
     scratch.insert(name);
   }
+  // Takes on the name of its copy.
+  void BeginPack(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    scratch.insert(ContainerHost::CopyOf(name));
+    packed[name] = false;
+  }
+  void MarkPacked(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    packed[name] = false;
+  }
+  // Takes a layer whose limits are to be restored off the list: in the second sweep after its pack,
+  // when the space of the copy has come back.
+  bool TakePacked(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    const auto found = packed.find(name);
+    if (found == packed.end() || scratch.contains(ContainerHost::CopyOf(name))) return false;
+    if (!std::exchange(found->second, true)) return false;
+    packed.erase(found);
+    return true;
+  }
   void Disown(const std::string& name) {
     const std::lock_guard lock(mutex);
     scratch.erase(name);
+    packed.erase(name);
   }
 };
+
+namespace {
+
+// What a pack needs of a record: an instance keeps it for as long as it lives.
+v1::SandboxRecord ForPack(const v1::SandboxRecord& record) {
+  v1::SandboxRecord kept;
+  kept.set_id(record.id());
+  kept.set_slot(record.slot());
+  kept.set_slot_generation(record.slot_generation());
+  kept.set_scratch(record.scratch());
+  *kept.mutable_spec()->mutable_limits() = record.spec().limits();
+  *kept.mutable_layer_ids() = record.layer_ids();
+  return kept;
+}
+
+// True once the object that made it is gone.
+class Abandoned {
+ public:
+  ~Abandoned() { *flag_ = true; }
+  std::shared_ptr<const std::atomic<bool>> flag() const { return flag_; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> flag_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace
 
 class ContainerBackend::ContainerInstance final : public Instance {
  public:
   ContainerInstance(Host& host, const v1::SandboxRecord& record, os::PidFd agent,
                     std::shared_ptr<rpc::Channel> channel, std::shared_ptr<const HeldLayers> layers)
       : host_(host),
+        record_(ForPack(record)),
         subject_(ContainerHost::SubjectOf(record)),
         layers_(std::move(layers)),
         agent_(std::move(agent)),
@@ -151,8 +209,33 @@ class ContainerBackend::ContainerInstance final : public Instance {
     co_return seen_;
   }
 
+  runtime::Task<v1::PackReply> Pack(v1::PackRequest request, PackProgressFn progress,
+                                    runtime::Deadline deadline) override {
+    DSEC_CO_TRY_VOID(CheckPackRequest(request));
+    auto token = host_.works.Begin(record_.id());
+    if (!token.ok()) {
+      co_return Error(Code::kConflict, "pack.under_way",
+                      fmt::format("{} is being packed already", record_.id()));
+    }
+    const Abandoned abandoned;
+    auto job = [host = &host_, token = *std::move(token), gone = abandoned.flag(), record = record_,
+                request = std::move(request),
+                progress = std::move(progress)]() -> Result<v1::PackReply> {
+      const auto proceed = [&](const v1::PackProgress& state) {
+        return !*gone && !host->closing && token->Check().ok() && (!progress || progress(state));
+      };
+      host->BeginPack(record.scratch());
+      auto packed = host->host->Pack(record, request, proceed);
+      host->Disown(ContainerHost::CopyOf(record.scratch()));
+      if (!packed.ok()) DSEC_TRY_VOID(token->Check());
+      return packed;
+    };
+    co_return co_await host_.pack_pool->Run(std::move(job), deadline);
+  }
+
  private:
   Host& host_;
+  const v1::SandboxRecord record_;
   const Subject subject_;
   // While the sandbox lives its layers stay mounted, so that the next one shares them, and nobody
   // removes them.
@@ -163,7 +246,7 @@ class ContainerBackend::ContainerInstance final : public Instance {
 };
 
 Result<std::unique_ptr<ContainerBackend>> ContainerBackend::Open(const ContainerOptions& options,
-                                                                 const image::LayerStore& store,
+                                                                 image::LayerStore& store,
                                                                  image::LayerMounts& layers) {
   auto host = std::make_unique<Host>();
   DSEC_TRY(host->host, ContainerHost::Open(options, &store, &layers));
@@ -182,11 +265,14 @@ Result<std::unique_ptr<ContainerBackend>> ContainerBackend::Open(const Container
       std::make_unique<runtime::BlockingPool>("create", options.create_threads, kQueueLimit);
   host->host_pool =
       std::make_unique<runtime::BlockingPool>("host", options.host_threads, kQueueLimit);
+  host->pack_pool = std::make_unique<runtime::BlockingPool>("pack", kPackThreads, kPackQueue);
   return std::unique_ptr<ContainerBackend>(new ContainerBackend(std::move(host)));
 }
 
 ContainerBackend::ContainerBackend(std::unique_ptr<Host> host) : host_(std::move(host)) {}
-ContainerBackend::~ContainerBackend() = default;
+ContainerBackend::~ContainerBackend() {
+  if (host_ != nullptr) host_->closing = true;
+}
 
 std::vector<v1::Capability> ContainerBackend::Capabilities() const {
   return host_->host->capabilities();
@@ -287,7 +373,12 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::Sandb
   // The name stays taken until Destroy, whatever comes of this.
   const bool here = host_->slots->Adopt(ContainerHost::SubjectOf(record).slot);
   host_->Own(record.scratch());
-  auto find = [host = host_->host.get(), copy = record] { return host->FindAgent(copy); };
+  auto find = [host = host_.get(), copy = record]() -> Result<os::PidFd> {
+    DSEC_TRY(auto agent, host->host->FindAgent(copy));
+    DSEC_TRY(const bool packed, host->host->EndPack(copy));
+    if (packed) host->MarkPacked(copy.scratch());
+    return agent;
+  };
   DSEC_CO_TRY(auto agent, co_await host_->host_pool->Run(std::move(find), deadline));
   if (!here)
     co_return Error(Code::kGone, "sandbox.slot_gone", "nothing of its slot is on the host");
@@ -338,11 +429,21 @@ runtime::Task<std::vector<std::string>> ContainerBackend::Sweep(
     std::set<std::string> scratch;
   };
   Names known;
+  std::vector<v1::SandboxRecord> packed;
   for (const v1::SandboxRecord& record : live) {
+    if (host_->TakePacked(record.scratch())) packed.push_back(record);
     if (record.has_slot()) known.slots.insert(ContainerHost::SubjectOf(record).slot);
     if (!record.scratch().empty()) known.scratch.insert(record.scratch());
   }
-  auto sweep = [host = host_.get(), known, deadline]() mutable -> Result<std::vector<std::string>> {
+  auto sweep = [host = host_.get(), known, packed,
+                deadline]() mutable -> Result<std::vector<std::string>> {
+    for (const v1::SandboxRecord& record : packed) {
+      auto restored = host->host->RestoreDisk(record);
+      if (restored.ok() || restored.error().code() == Code::kNotFound) continue;
+      host->MarkPacked(record.scratch());
+      log::Warn("sandbox.disk_not_restored",
+                {{"sandbox_id", record.id()}, {"error", restored.error()}});
+    }
     std::set<SlotName> orphans = host->slots->Foreign();
     std::erase_if(orphans, [&](const SlotName& name) {
       return name.kind != SlotKind::kSandbox || known.slots.contains(name);

@@ -42,7 +42,7 @@ class ContainerBackend final : public SandboxBackend {
   // Sweep say so. `store` and `layers` must outlive it. Blocking. kFailedPrecondition names the
   // mechanism that is missing.
   static Result<std::unique_ptr<ContainerBackend>> Open(const ContainerOptions& options,
-                                                        const image::LayerStore& store,
+                                                        image::LayerStore& store,
                                                         image::LayerMounts& layers);
   // Slots that wait are removed; sandboxes live on. No call may be under way and no Instance left.
   ~ContainerBackend() override;

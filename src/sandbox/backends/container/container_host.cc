@@ -66,7 +66,7 @@ std::optional<SlotName> SlotOfSocket(std::string_view file) {
 }  // namespace
 
 Result<std::unique_ptr<ContainerHost>> ContainerHost::Open(const ContainerOptions& options,
-                                                           const image::LayerStore* store,
+                                                           image::LayerStore* store,
                                                            image::LayerMounts* layers) {
   std::unique_ptr<ContainerHost> host(new ContainerHost(options));
   host->store_ = store;

@@ -26,7 +26,7 @@ namespace dsec::sandbox {
 class ContainerHost {
  public:
   static Result<std::unique_ptr<ContainerHost>> Open(const ContainerOptions& options,
-                                                     const image::LayerStore* store,
+                                                     image::LayerStore* store,
                                                      image::LayerMounts* layers);
 
   const ContainerOptions& options() const { return options_; }
@@ -70,6 +70,18 @@ class ContainerHost {
   std::vector<LimitHit> Watch(const v1::Limits& limits, const v1::Usage& before,
                               const v1::Usage& now) const;
 
+  // --- container_pack.cc ---
+  // What stands still while a pack copies it, and is read after that.
+  static std::string CopyOf(const std::string& scratch) { return scratch + "-pack"; }
+  // `record` is of a sandbox that runs; `proceed` is asked throughout. Afterwards the layer's
+  // limits are to be restored (RestoreDisk), once its copy is gone for good.
+  Result<v1::PackReply> Pack(const v1::SandboxRecord& record, const v1::PackRequest& request,
+                             const PackProgressFn& proceed);
+  // Ends what a pack of an earlier process left: code that stands still, a copy. True: there was a
+  // copy.
+  Result<bool> EndPack(const v1::SandboxRecord& record);
+  Result<void> RestoreDisk(const v1::SandboxRecord& record);
+
   // Every slot of which something is on the host.
   Result<std::vector<SlotName>> FindSlots() const;
   Result<std::vector<std::string>> Recover(const Owned& owned, MonoTime deadline);
@@ -81,7 +93,7 @@ class ContainerHost {
   Result<void> LoadKey();
 
   const ContainerOptions options_;
-  const image::LayerStore* store_ = nullptr;
+  image::LayerStore* store_ = nullptr;
   image::LayerMounts* layers_ = nullptr;
   std::string boot_id_;
   std::string key_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/async_event.h"
+#include "sandbox/backend.h"
 
 namespace dsec::sandbox {
 namespace {
@@ -45,7 +46,7 @@ class CreateWorks::TokenOf final : public Token {
   Result<void> Check() const override {
     const std::lock_guard lock(state_->mutex);
     if (!state_->works.at(id_).cancelled) return Ok();
-    return Error(Code::kCancelled, "create.destroyed", "the sandbox is being removed");
+    return Error(Code::kCancelled, kRemovedReason, "the sandbox is being removed");
   }
 
  private:
@@ -59,7 +60,7 @@ CreateWorks::~CreateWorks() = default;
 Result<std::shared_ptr<CreateWorks::Token>> CreateWorks::Begin(const std::string& id) {
   const std::lock_guard lock(state_->mutex);
   if (!state_->works.try_emplace(id).second) {
-    return Error(Code::kConflict, "create.under_way", fmt::format("{} is being made already", id));
+    return Error(Code::kConflict, "create.under_way", fmt::format("{} is being worked on", id));
   }
   return std::shared_ptr<Token>(std::make_shared<TokenOf>(state_, id));
 }
@@ -76,7 +77,7 @@ runtime::Task<void> CreateWorks::End(std::string id, runtime::Deadline deadline)
   }
   auto ended = co_await event->Wait(deadline);
   if (ended.ok() || ended.error().code() != Code::kDeadlineExceeded) co_return ended;
-  co_return Error(Code::kDeadlineExceeded, "sandbox.stuck", "a step of its create does not end");
+  co_return Error(Code::kDeadlineExceeded, "sandbox.stuck", "work on it does not end");
 }
 
 }  // namespace dsec::sandbox

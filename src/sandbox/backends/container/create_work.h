@@ -10,9 +10,9 @@
 
 namespace dsec::sandbox {
 
-// The creates under way, by sandbox id. A create that ran into its deadline may still have a thread
-// at work on the host; a Destroy of the same sandbox must neither race with it nor miss what it
-// makes. Thread-safe.
+// The creates and packs under way, by sandbox id. One that ran into its deadline may still have a
+// thread at work on the host; a Destroy of the same sandbox must neither race with it nor miss what
+// it makes. Thread-safe.
 class CreateWorks {
  public:
   // Held by the coroutine of a create and by each of its jobs: the create is over when the last is
