@@ -453,12 +453,13 @@ async def main():
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "bench" / "figures.jsonl")
     arguments = parser.parse_args()
     os.environ["DSEC_BUILD"] = str(arguments.build.resolve())
+    import pack_diff
     import support
     from libdsec import DSecClient
 
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_cpp",
-             "fncall_soak", "layer_build", "create_many_layers", "catalogue_page"]
+             "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     unknown = wanted - set(names)
     if unknown:
@@ -481,6 +482,8 @@ async def main():
                 await bench_live(figures, node, client, args, wanted, arguments.live)
             if wanted & {"fncall_rate", "fncall_python_warm", "fncall_cpp", "fncall_soak"}:
                 await bench_fncall(figures, node, client, wanted, arguments.soak, arguments.build)
+            if "pack_diff" in wanted:
+                await pack_diff.bench_pack_diff(figures, node, client)
         if "fncall_trivial" in wanted:
             bench_fncall_trivial(figures, arguments.build)
         if "layer_build" in wanted:

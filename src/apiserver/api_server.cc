@@ -85,6 +85,11 @@ Digest Sha256(std::string_view text) {
   return digest;
 }
 
+// A name of a key that does not give it away.
+std::string NameOf(const Digest& key) {
+  return fmt::format("key:{:02x}", fmt::join(key.begin(), key.begin() + 6, ""));
+}
+
 // What follows `scheme` in an Authorization field; empty when it is of another scheme.
 std::string_view Credentials(std::string_view field, std::string_view scheme) {
   if (field.size() <= scheme.size() ||
@@ -197,7 +202,8 @@ struct ApiServer::Impl {
         key(Sha256(options.api_key)),
         layer_pool("layers", 2, 256),
         services{edge,       options.fn, options.fn_max_cpu_ms,        layers,
-                 layer_pool, acks,       options.default_exec_timeout, *options.registry} {
+                 layer_pool, acks,       options.default_exec_timeout, *options.registry,
+                 NameOf(key)} {
     for (size_t i = 0; i < std::size(kRoutes); ++i)
       router.Add(kRoutes[i].method, kRoutes[i].pattern, i);
   }

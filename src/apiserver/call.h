@@ -51,6 +51,7 @@ struct Services {
   AckQueue& acks;
   std::chrono::milliseconds default_exec_timeout;
   metrics::Registry& registry;
+  std::string principal;  // who calls, for records of origin: "key:" and the start of its SHA-256
 };
 
 // One request on its way through a handler.

@@ -175,6 +175,7 @@ Task<void> Pack(Call& call) {
   auto text = co_await call.Body();
   if (!text.ok()) co_return std::move(text).error();
   DSEC_CO_TRY(PackBody body, ReadPack(*text));
+  body.request.set_principal(call.services.principal);
   const auto feed = std::make_shared<Feed>();
   runtime::Gate gate;
   const auto executor = co_await boost::asio::this_coro::executor;

@@ -34,7 +34,7 @@ TEST_F(EdgePack, RunningSandbox_AnswersTheLayerAndReportsProgress) {
   v1::PackRequest base = RequestOf("w:1");
   base.set_kind("base");
   EXPECT_EQ(Run(edge_->Pack(SandboxId(id), base, nullptr, Soon())).error().field(), "kind");
-  Delete(id);
+  EXPECT_TRUE(Delete(id).ok());
   EXPECT_EQ(Run(edge_->Pack(SandboxId(id), RequestOf("w:1"), nullptr, Soon())).error().reason(),
             "sandbox.ended.user_stop");
   EXPECT_EQ(Run(edge_->Pack(SandboxId("sb-n1-01h00000000000000000000000"), RequestOf("w:1"),
@@ -61,7 +61,7 @@ TEST_F(EdgePack, UnderWay_IsActivityAndEndsWithTheSandbox) {
   Advance(milliseconds(60'000));
   EXPECT_EQ(Get(id).state(), v1::STATE_RUNNING);
   EXPECT_EQ(packing.wait_for(milliseconds(0)), std::future_status::timeout);
-  Delete(id);
+  EXPECT_TRUE(Delete(id).ok());
   const auto ended = packing.get();
   ASSERT_FALSE(ended.ok());
   EXPECT_EQ(ended.error().reason(), "sandbox.ended.user_stop") << ended.error().ToString();

@@ -163,6 +163,42 @@ Result<Manifest> Manifest::Parse(std::string_view text) {
 
 LayerId Manifest::Id() const { return LayerId("sha256:" + Sha256Hex(Encode())); }
 
+std::string EncodeOrigin(const LayerInfo& layer) {
+  return Dump(json{{"content_bytes", layer.content_bytes},
+                   {"created_unix_ms", layer.created_unix_ms},
+                   {"entries", layer.entries},
+                   {"labels", layer.labels},
+                   {"source", layer.source}});
+}
+
+Result<void> DecodeOrigin(std::string_view text, LayerInfo& layer) {
+  const json object = json::parse(text, nullptr, false);
+  const auto corrupt = [&] {
+    return Error(Code::kInternal, "layer.corrupt",
+                 fmt::format("not the origin of a layer: {}", Printable(text)));
+  };
+  LayerInfo read = layer;
+  read.labels.clear();
+  if (!object.is_object() || !ReadString(object, "source", read.source)) return corrupt();
+  const json labels = object.value("labels", json());
+  const json created = object.value("created_unix_ms", json());
+  const json entries = object.value("entries", json());
+  const json content = object.value("content_bytes", json());
+  if (!labels.is_object() || !created.is_number_integer() || !entries.is_number_unsigned() ||
+      !content.is_number_unsigned()) {
+    return corrupt();
+  }
+  for (const auto& [key, value] : labels.items()) {
+    if (!value.is_string()) return corrupt();
+    read.labels[key] = value.get<std::string>();
+  }
+  read.created_unix_ms = created.get<int64_t>();
+  read.entries = entries.get<uint64_t>();
+  read.content_bytes = content.get<uint64_t>();
+  layer = std::move(read);
+  return Ok();
+}
+
 std::string EncodeConfig(const ImageConfig& config) { return Dump(ConfigToJson(config)); }
 
 Result<ImageConfig> DecodeConfig(std::string_view text) {

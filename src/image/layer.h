@@ -80,6 +80,13 @@ struct LayerInfo {
   std::map<std::string, std::string> labels;
 };
 
+// Where a layer comes from: source, labels, entries, content and time of an info, as JSON. Lies
+// beside the manifest, not hashed.
+std::string EncodeOrigin(const LayerInfo& layer);
+// Fills those members. kInternal "layer.corrupt" for what EncodeOrigin does not write; the info is
+// as it was then.
+Result<void> DecodeOrigin(std::string_view text, LayerInfo& layer);
+
 std::string EncodeConfig(const ImageConfig& config);
 Result<ImageConfig> DecodeConfig(std::string_view text);
 

@@ -25,10 +25,12 @@ namespace dsec::image {
 namespace {
 
 constexpr char kManifestName[] = "manifest.json";
+constexpr char kOriginName[] = "origin.json";
 constexpr char kCacheName[] = "cache";  // blobs from registries
 // In a work folder: the layer whose files are being moved into or out of blobs/ right now.
 constexpr char kMovingName[] = "moving";
 constexpr size_t kMaxManifest = 1 << 20;
+constexpr size_t kMaxOrigin = 4 << 20;
 constexpr auto kProgressPeriod = std::chrono::milliseconds(100);
 
 std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
@@ -192,6 +194,13 @@ Result<void> LayerStore::Reindex() {
     layer.created_unix_ms = UnixMillis(clock_.Wall());
     layer.source = "found without catalogue";
     layer.config = manifest->config;
+    const std::string origin_path = hex + "/" + kOriginName;
+    auto origin = os::ReadFile(blobs_fd_.get(), origin_path.c_str(), kMaxOrigin);
+    if (origin.ok()) {
+      if (auto read = DecodeOrigin(*origin, layer); !read.ok()) {
+        log::Warn("layer.corrupt_origin", {{"layer", hex}, {"error", read.error()}});
+      }
+    }
     DSEC_TRY_VOID(catalog_->Put(layer, std::nullopt));
   }
   return Ok();
@@ -316,10 +325,6 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   if (!throttle({Progress::Phase::kPublish, meta.entries, blob_bytes, blob_bytes})) {
     return Error(Code::kCancelled, "layer.cancelled", "cancelled before it was published");
   }
-  DSEC_TRY_VOID(os::CreateFile(out.get(), kManifestName, manifest.Encode(), 0600));
-  DSEC_TRY_VOID(SyncAt(out.get(), kManifestName));
-  if (::fsync(out.get()) != 0) return StoreError("fsync the image folder");
-
   LayerInfo& layer = report.layer;
   layer.id = manifest.Id();
   layer.kind = manifest.kind;
@@ -331,6 +336,12 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   layer.source = request.path;
   layer.config = manifest.config;
   layer.labels = request.labels;
+  for (const auto& [file, text] :
+       {std::pair(kManifestName, manifest.Encode()), std::pair(kOriginName, EncodeOrigin(layer))}) {
+    DSEC_TRY_VOID(os::CreateFile(out.get(), file, text, 0600));
+    DSEC_TRY_VOID(SyncAt(out.get(), file));
+  }
+  if (::fsync(out.get()) != 0) return StoreError("fsync the image folder");
   DSEC_TRY_VOID(Publish(work, manifest, layer, name, report.existed));
   DSEC_TRY(report.layer, catalog_->Find(layer.id.str()));
   report.publish_ms = watch.Lap();
@@ -365,6 +376,13 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
     }
     if (::renameat2(dir, "out", blobs_fd_.get(), hex.c_str(), RENAME_NOREPLACE) != 0) {
       return StoreError("publish the layer");
+    }
+  } else {
+    // As its row in the catalogue: the last build says where the content comes from.
+    const std::string from = std::string("out/") + kOriginName;
+    const std::string to = hex + "/" + kOriginName;
+    if (::renameat(dir, from.c_str(), blobs_fd_.get(), to.c_str()) != 0) {
+      return StoreError("replace the origin of the layer");
     }
   }
   const auto record = [&]() -> Result<void> {

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <random>
 
 #include "image/dir_source.h"
@@ -30,7 +31,25 @@ namespace {
 using testing::DescribeTree;
 using ::testing::HasSubstr;
 
-std::string PathOf(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
+// For programs started by this one too.
+std::string PathOf(int fd) { return fmt::format("/proc/{}/fd/{}", ::getpid(), fd); }
+
+// As DescribeTree, but a file that is the only one of its links there is one without links: over a
+// file that was copied up, overlayfs goes on to show the count of its lower layer for the others.
+std::vector<std::string> Described(int root) {
+  std::vector<std::string> lines = DescribeTree(root);
+  std::map<std::string, int> groups;
+  const auto group = [](const std::string& line) { return line.rfind(" = "); };
+  for (const std::string& line : lines) {
+    if (group(line) != std::string::npos) ++groups[line.substr(group(line))];
+  }
+  for (std::string& line : lines) {
+    if (group(line) != std::string::npos && groups[line.substr(group(line))] == 1) {
+      line.erase(group(line));
+    }
+  }
+  return lines;
+}
 
 // An overlay on the kernel, with a writable layer on a tmpfs when it has one.
 struct Overlay {
@@ -130,9 +149,9 @@ class PackTest : public ::testing::Test {
     if (layers.size() == 1) {
       auto mounted = mounts_->Acquire(LayerId(layers.front()));
       EXPECT_TRUE(mounted.ok());
-      return DescribeTree((*mounted)->fd());
+      return Described((*mounted)->fd());
     }
-    return DescribeTree(Mount(layers, false).root.get());
+    return Described(Mount(layers, false).root.get());
   }
 
   os::TempDir folder_ = os::TempDir::Create("dsec-tpack-").value();
@@ -166,7 +185,7 @@ TEST_F(PackTest, Changes_ShowTheSameOverTheSameLayers) {
         "truncate -s 10M sparse; echo end >> sparse; touch -d @-5.25 old; ln -s /etc/passwd link;"
         "rm usr/bin/link; chown 4242:17 etc; mkdir -m 1777 sticky; printf 'a\\nb' > 'new\nline'");
   const std::string packed = Pack(live);
-  const auto shown = DescribeTree(live.root.get());
+  const auto shown = Described(live.root.get());
   EXPECT_EQ(Shown({base, workspace, packed}), shown);
   // The same upper again: the same layer.
   EXPECT_EQ(Pack(live), packed);
@@ -269,7 +288,7 @@ TEST_F(PackTest, RandomOperations_ShowTheSame) {
           break;
       }
     }
-    const auto shown = DescribeTree(root);
+    const auto shown = Described(root);
     const std::string packed = Pack(live);
     ASSERT_EQ(Shown({base, workspace, packed}), shown);
     const std::string flat = Flattened(LayerKind::kWorkspace, {workspace, packed});
@@ -348,6 +367,107 @@ TEST_F(PackTest, HostileUpper_IsRefusedOrConfined) {
   ASSERT_TRUE(packed.ok());
   EXPECT_EQ(packed->layer.entries, 1U);
   EXPECT_EQ(packed->warning_count, 1U);
+}
+
+// All that a file system takes and that makes a careless reader stumble.
+TEST_F(PackTest, OddMembers_ArePackedAsTheyAre) {
+  const os::UniqueFd disk = std::move(*os::FsContext::Open("tmpfs")).Mount(0).value();
+  const os::UniqueFd upper = os::OpenAt(disk.get(), ".", O_RDONLY | O_DIRECTORY).value();
+  const int dir = upper.get();
+  const auto file = [&](const std::string& name, const std::string& data) {
+    ASSERT_TRUE(os::CreateFile(dir, name.c_str(), data, 0600).ok());
+  };
+  file("empty", "");
+  file("two\nlines\r\x1b[2J", "1");
+  file(std::string(255, 'n'), "2");
+  file("\xff\xfe not UTF-8", "3");
+  file(".wh.no-whiteout", "4");
+  file("-rf", "5");
+  file("huge-xattr", "6");
+  const std::string huge(48 << 10, 'v');
+  ASSERT_EQ(::setxattr((PathOf(dir) + "/huge-xattr").c_str(), "trusted.huge", huge.data(),
+                       huge.size(), 0),
+            0);
+  // The longest link; one to nowhere; one in a circle.
+  ASSERT_EQ(::symlinkat(std::string(4095, 'l').c_str(), dir, "long-link"), 0);
+  ASSERT_EQ(::symlinkat("circle", dir, "circle"), 0);
+  ASSERT_EQ(::mknodat(dir, "disk", S_IFBLK | 0600, makedev(8, 0)), 0);
+  ASSERT_EQ(::mknodat(dir, "null", S_IFCHR | 0666, makedev(1, 3)), 0);
+  ASSERT_EQ(::mkfifoat(dir, "fifo", 0600), 0);
+  // Eight gigabytes without a byte of them on the disk, and eight with the last.
+  const os::UniqueFd hole(::openat(dir, "hole", O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  ASSERT_EQ(::ftruncate(hole.get(), off_t{8} << 30), 0);
+  const os::UniqueFd last(::openat(dir, "last", O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  ASSERT_EQ(::pwrite(last.get(), "x", 1, (off_t{8} << 30) - 1), 1);
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(::linkat(dir, "empty", dir, fmt::format("link{}", i).c_str(), 0), 0);
+  }
+  const auto packed = TryPack(dir);
+  ASSERT_TRUE(packed.ok()) << packed.error().ToString();
+  EXPECT_EQ(packed->warning_count, 0U);
+  EXPECT_LT(packed->layer.blob_bytes, 1U << 20);
+  EXPECT_EQ(packed->layer.content_bytes, (uint64_t{16} << 30) + 6);
+  // Without the two whose content takes its time.
+  ASSERT_EQ(::unlinkat(dir, "hole", 0), 0);
+  ASSERT_EQ(::unlinkat(dir, "last", 0), 0);
+  const auto small = TryPack(dir);
+  ASSERT_TRUE(small.ok()) << small.error().ToString();
+  EXPECT_EQ(Shown({small->layer.id.str()}), Described(dir));
+
+  // More than the bounds of an import allow.
+  ASSERT_EQ(::ftruncate(hole.get(), 1), 0);
+  for (const int name : {1, 2}) {
+    const os::UniqueFd vast(
+        ::openat(dir, fmt::format("vast{}", name).c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    ASSERT_EQ(::ftruncate(vast.get(), off_t{40} << 30), 0);
+  }
+  EXPECT_EQ(TryPack(dir).error().reason(), "layer.too_large");
+  EXPECT_THAT(*store_->List({}), ::testing::SizeIs(2));
+}
+
+// Where a writable layer has no copies the agent may write while it is read.
+TEST_F(PackTest, FileThatChangesWhileItIsRead_IsNoticed) {
+  const os::UniqueFd disk = std::move(*os::FsContext::Open("tmpfs")).Mount(0).value();
+  const os::UniqueFd upper = os::OpenAt(disk.get(), ".", O_RDONLY | O_DIRECTORY).value();
+  const std::string data(3 << 20, 'd');
+  for (const char* change : {"", "echo more >> f", "truncate -s 5 f",
+                             "printf X | dd of=f "
+                             "conv=notrunc status=none",
+                             "rm f; echo other > f"}) {
+    ::unlinkat(upper.get(), "f", 0);
+    ASSERT_TRUE(os::CreateFile(upper.get(), "f", data, 0600).ok());
+    Warnings warnings;
+    OverlayFolders stack;
+    stack.folders.push_back(os::OpenAt(upper.get(), ".", O_RDONLY | O_DIRECTORY).value());
+    const auto image = OpenOverlayFolders(std::move(stack), {}, warnings).value();
+    const auto source = image->OpenLayer(0).value();
+    Entry entry;
+    ASSERT_TRUE(*source->Next(entry));  // the root
+    ASSERT_TRUE(*source->Next(entry));
+    ASSERT_EQ(entry.path, "f");
+    ASSERT_EQ(source->ReadData()->bytes.size(), 1U << 20);
+    Shell(PathOf(upper.get()), change);
+    Result<void> read;
+    size_t bytes = 1 << 20;
+    while (read.ok()) {
+      const auto run = source->ReadData();
+      if (!run.ok()) {
+        read = run.error();
+      } else if (run->bytes.empty()) {
+        break;
+      } else {
+        bytes += run->bytes.size();
+      }
+    }
+    // Who has it open still reads all of a file that was removed; it is whole.
+    const bool whole = std::string_view(change).empty() || change[0] == 'r';
+    EXPECT_EQ(read.ok(), whole) << change;
+    if (whole) {
+      EXPECT_EQ(bytes, data.size()) << change;
+    } else {
+      EXPECT_EQ(read.error().reason(), "layer.source_changed") << change;
+    }
+  }
 }
 
 TEST_F(PackTest, Rules_LeaveOutAndRefuse) {

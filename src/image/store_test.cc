@@ -435,13 +435,43 @@ TEST_F(StoreTest, DeathBetweenFilesAndCatalogue_LeavesNoOrphan) {
   }
 }
 
-TEST_F(StoreTest, LostCatalogue_IsRebuiltWithoutNames) {
+TEST_F(StoreTest, LostCatalogue_IsRebuiltWithOriginsAndWithoutNames) {
   FillSource();
-  const LayerId id = Build(SourceKind::kDirectory, Source(), LayerKind::kToolkit, "a:1")->layer.id;
-  store_.reset();
-  Shell("rm " + Root() + "/catalog.db");
-  store_ = Open();
-  EXPECT_EQ(store_->Resolve(id.str(), LayerKind::kToolkit)->id, id);
+  BuildRequest request;
+  request.kind = LayerKind::kToolkit;
+  request.path = Source();
+  request.name = "a:1";
+  request.labels = {{"made", "first"}};
+  const auto first = store_->Build(request, nullptr);
+  ASSERT_TRUE(first.ok()) << first.error().ToString();
+  // The same content again: where it comes from is what the last build says.
+  request.labels = {{"made", "second \n\xc3\xa9"}, {"by", "me"}};
+  const auto second = store_->Build(request, nullptr);
+  ASSERT_TRUE(second.ok()) << second.error().ToString();
+  ASSERT_TRUE(second->existed);
+  const LayerInfo known = second->layer;
+  const auto rebuild = [&] {
+    store_.reset();
+    Shell("rm " + Root() + "/catalog.db");
+    store_ = Open();
+    return *store_->Resolve(known.id.str(), LayerKind::kToolkit);
+  };
+  LayerInfo found = rebuild();
+  EXPECT_EQ(found.id, known.id);
+  EXPECT_TRUE(found.names.empty());
+  EXPECT_EQ(found.labels, request.labels);
+  EXPECT_EQ(found.source, Source());
+  EXPECT_GE(found.created_unix_ms, known.created_unix_ms) << "of the second build";
+  EXPECT_EQ(found.entries, known.entries);
+  EXPECT_EQ(found.content_bytes, known.content_bytes);
+  // An origin that cannot be read costs the origin, not the layer.
+  const std::string origin = Root() + "/blobs/" + known.id.str().substr(7) + "/origin.json";
+  for (const char* spoil : {"echo '{\"labels\":{\"a\":1},\"source\":\"s\"}' > ", ": > ", "rm "}) {
+    Shell(spoil + origin);
+    found = rebuild();
+    EXPECT_EQ(found.id, known.id) << spoil;
+    EXPECT_TRUE(found.labels.empty()) << spoil;
+  }
 }
 
 // --- space (case 118) ---

@@ -5,6 +5,7 @@ every parameter and field of a request that the description names must have been
 import base64
 import contextlib
 import functools
+import hashlib
 import http.client
 import io
 import itertools
@@ -394,6 +395,7 @@ def drive_pack_sandbox(api, box):
     layer = api.call("GetLayer", ref="openapi-pack:1")
     assert layer == packed["layer"] and layer["labels"]["dsec.pack.sandbox"] == user["id"]
     assert layer["labels"]["dsec.pack.parents"] == ",".join(user["layer_ids"])
+    assert layer["labels"]["dsec.pack.principal"] == "key:" + hashlib.sha256(api.node.key.encode()).hexdigest()[:12]
     other = api.sandbox(workspace="openapi-pack:1")
     shown = api.call("Exec", id=other["id"], body={"script": "cat /work/f; ls -A /root", "stream": False})
     assert shown["stdout"]["data"] == "answer\n"

@@ -375,8 +375,9 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::Sandb
   host_->Own(record.scratch());
   auto find = [host = host_.get(), copy = record]() -> Result<os::PidFd> {
     DSEC_TRY(auto agent, host->host->FindAgent(copy));
-    DSEC_TRY(const bool packed, host->host->EndPack(copy));
-    if (packed) host->MarkPacked(copy.scratch());
+    DSEC_TRY_VOID(host->host->EndPack(copy));
+    // Whether a pack of the earlier process has raised its limits is not on record.
+    host->MarkPacked(copy.scratch());
     return agent;
   };
   DSEC_CO_TRY(auto agent, co_await host_->host_pool->Run(std::move(find), deadline));

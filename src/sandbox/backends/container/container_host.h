@@ -77,9 +77,8 @@ class ContainerHost {
   // limits are to be restored (RestoreDisk), once its copy is gone for good.
   Result<v1::PackReply> Pack(const v1::SandboxRecord& record, const v1::PackRequest& request,
                              const PackProgressFn& proceed);
-  // Ends what a pack of an earlier process left: code that stands still, a copy. True: there was a
-  // copy.
-  Result<bool> EndPack(const v1::SandboxRecord& record);
+  // Ends what a pack of an earlier process left: code that stands still, a copy.
+  Result<void> EndPack(const v1::SandboxRecord& record);
   Result<void> RestoreDisk(const v1::SandboxRecord& record);
 
   // Every slot of which something is on the host.

@@ -153,6 +153,13 @@ Result<v1::PackReply> ContainerHost::Pack(const v1::SandboxRecord& record,
   const std::string copy_name = CopyOf(subject.scratch);
   std::optional<Copy> copy;
   uint64_t frozen_us = 0;
+  if (copies) {
+    // One that an earlier pack could not remove.
+    DSEC_TRY_VOID(scratch_->Remove(copy_name));
+    // What the code overwrites is charged to it twice until the copy is gone.
+    DSEC_TRY_VOID(scratch_->SetLimits(subject.scratch, 2 * subject.limits.disk_bytes(),
+                                      2 * subject.limits.disk_inodes()));
+  }
   const MonoTime freeze = Clock::System().Mono();
   DSEC_TRY(auto frozen, FrozenCode::Freeze(tree_->top(), subject.slot, freeze + kFreezeTime)
                             .Context("stop the code of {}", record.id()));
@@ -163,11 +170,6 @@ Result<v1::PackReply> ContainerHost::Pack(const v1::SandboxRecord& record,
   };
   DSEC_FAULT_POINT("sandbox.pack.frozen");
   if (copies) {
-    // One that an earlier pack could not remove.
-    DSEC_TRY_VOID(scratch_->Remove(copy_name));
-    // What the code overwrites is charged to it twice until the copy is gone.
-    DSEC_TRY_VOID(scratch_->SetLimits(subject.scratch, 2 * subject.limits.disk_bytes(),
-                                      2 * subject.limits.disk_inodes()));
     copy.emplace(*scratch_, copy_name);
     DSEC_TRY_VOID(scratch_->Copy(subject.scratch, copy_name));
     DSEC_TRY_VOID(thaw());
@@ -218,15 +220,11 @@ Result<v1::PackReply> ContainerHost::Pack(const v1::SandboxRecord& record,
   return reply;
 }
 
-Result<bool> ContainerHost::EndPack(const v1::SandboxRecord& record) {
+Result<void> ContainerHost::EndPack(const v1::SandboxRecord& record) {
   const Subject subject = SubjectOf(record);
   DSEC_TRY_VOID(FrozenCode::Thaw(tree_->top(), subject.slot));
-  if (scratch_ == nullptr || !scratch_->copies()) return false;
-  const std::string copy = CopyOf(subject.scratch);
-  const auto left = scratch_->OpenUpper(copy);
-  if (!left.ok() && left.error().code() == Code::kNotFound) return false;
-  DSEC_TRY_VOID(scratch_->Remove(copy));
-  return true;
+  if (scratch_ == nullptr || !scratch_->copies()) return Ok();
+  return scratch_->Remove(CopyOf(subject.scratch));
 }
 
 Result<void> ContainerHost::RestoreDisk(const v1::SandboxRecord& record) {

@@ -114,6 +114,29 @@ TEST_F(ContainerPack, Layer_ShowsTheSameInAnotherSandbox) {
   EXPECT_TRUE(layers_->Remove(packed->layer().id()).ok());
 }
 
+// A redirect would make the layer depend on the layers of its sandbox.
+TEST_F(ContainerPack, RenamedFolderOfALowerLayer_IsWholeInTheLayer) {
+  ASSERT_TRUE(
+      layers_->AddLayer(image::LayerKind::kWorkspace, "lower:1", "/work/deep/er/f", "42").ok());
+  v1::SandboxRecord record = NewRecord();
+  record.mutable_spec()->set_workspace("lower:1");
+  const auto instance = MustCreate(record);
+  ASSERT_NE(instance, nullptr);
+  ASSERT_EQ(Out(*instance, "mv /work/deep /moved && cat /moved/er/f && ls -A /work"), "42");
+  const auto packed = Pack(*instance);
+  ASSERT_TRUE(packed.ok()) << packed.error().ToString();
+  EXPECT_TRUE(Destroy(record).ok());
+
+  v1::SandboxRecord other = NewRecord();  // without lower:1
+  other.mutable_spec()->set_workspace(packed->layer().id());
+  const auto copy = MustCreate(other);
+  ASSERT_NE(copy, nullptr);
+  EXPECT_EQ(Out(*copy, "cat /moved/er/f; ls -A /work"), "42");
+  EXPECT_TRUE(Destroy(other).ok());
+  EXPECT_TRUE(layers_->Remove(packed->layer().id()).ok());
+  EXPECT_TRUE(layers_->Remove("lower:1").ok());
+}
+
 TEST_F(ContainerPack, Refusals_AreTypedAndLeaveTheSandboxAlone) {
   v1::SandboxRecord record = NewRecord();
   const auto instance = MustCreate(record);
@@ -217,7 +240,7 @@ TEST_F(ContainerPack, ConcurrentWriters_PauseShortlyAndTheLayerIsOneMoment) {
 // What is overwritten while a copy exists is charged twice; that must not become a full disk.
 TEST_F(ContainerPack, Quota_HoldsRoomForOverwritesAndComesBack) {
   v1::SandboxRecord record = NewRecord();  // 64 MiB
-  const auto instance = MustCreate(record);
+  auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
   Out(*instance, "dd if=/dev/urandom of=/data bs=1M count=44 2>/dev/null; sync");
   ASSERT_TRUE(fault::Arm("sandbox.pack.copied=block").ok());
@@ -233,10 +256,22 @@ TEST_F(ContainerPack, Quota_HoldsRoomForOverwritesAndComesBack) {
   // The limit is back in the second sweep.
   EXPECT_THAT(*Sweep({record}), IsEmpty());
   EXPECT_THAT(*Sweep({record}), IsEmpty());
-  EXPECT_EQ(Out(*instance, "dd if=/dev/urandom of=/more bs=1M count=60 2>/dev/null || echo full"),
-            "full\n");
-  EXPECT_TRUE(Destroy(record).ok());
+  constexpr char kTooMuch[] = "dd if=/dev/urandom of=/more bs=1M count=60 2>/dev/null || echo full";
+  EXPECT_EQ(Out(*instance, kTooMuch), "full\n");
   EXPECT_TRUE(layers_->Remove(reply->layer().id()).ok());
+
+  // A daemon that ends between a pack and that: the next one sees to it.
+  Out(*instance, "rm /more");
+  const auto last = Pack(*instance);
+  ASSERT_TRUE(last.ok()) << last.error().ToString();
+  instance.reset();
+  Open();
+  instance = *Adopt(record);
+  EXPECT_THAT(*Sweep({record}), IsEmpty());
+  EXPECT_THAT(*Sweep({record}), IsEmpty());
+  EXPECT_EQ(Out(*instance, kTooMuch), "full\n");
+  EXPECT_TRUE(Destroy(record).ok());
+  EXPECT_TRUE(layers_->Remove(last->layer().id()).ok());
 }
 
 TEST_F(ContainerPack, DaemonKilled_SandboxRunsOnAndNothingIsLeft) {
