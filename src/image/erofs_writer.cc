@@ -92,6 +92,9 @@ class Writer {
     opaque_.index = erofs::kTrusted;
     opaque_.suffix = "overlay.opaque";  // Documentation/filesystems/overlayfs.rst
     opaque_.value = "y";
+    origin_.index = erofs::kTrusted;
+    origin_.suffix = "overlay.origin";
+    holds_whiteouts_.resize(tree.inode_count());
   }
 
   Result<MetaImage> Run() {
@@ -149,7 +152,9 @@ class Writer {
     for (const auto& [name, entry] : here.names) {
       ++image_.entries;
       Meet(entry.inode);
-      if (tree_.inode(entry.inode).is_folder()) ++folders;
+      const Inode& inode = tree_.inode(entry.inode);
+      if (inode.is_folder()) ++folders;
+      if (inode.is_whiteout() && folder != Tree::kRoot) holds_whiteouts_[here.inode] = true;
     }
     places_[here.inode].links = folders + 2;
     for (const auto& [name, entry] : here.names) {
@@ -187,10 +192,14 @@ class Writer {
     }
   }
 
-  Attributes AttributesOf(const Inode& inode) const {
+  Attributes AttributesOf(uint32_t index) const {
+    const Inode& inode = tree_.inode(index);
     Attributes list;
     if (inode.xattrs != kNone) list = tree_.xattrs().set(inode.xattrs);
     if (inode.is_folder() && tree_.folder(inode.data).opaque) list.push_back(&opaque_);
+    // Overlayfs looks for whiteouts in a folder that one layer alone has when this is there
+    // (ovl_get_inode in fs/overlayfs/inode.c); else a listing shows them.
+    if (holds_whiteouts_[index]) list.push_back(&origin_);
     return list;
   }
 
@@ -198,11 +207,11 @@ class Writer {
   void ShareXattrs() {
     std::unordered_map<const Xattr*, uint64_t> uses;
     for (const uint32_t index : order_) {
-      for (const Xattr* xattr : AttributesOf(tree_.inode(index))) ++uses[xattr];
+      for (const Xattr* xattr : AttributesOf(index)) ++uses[xattr];
     }
     uint64_t offset = 0;
     for (const uint32_t index : order_) {
-      for (const Xattr* xattr : AttributesOf(tree_.inode(index))) {
+      for (const Xattr* xattr : AttributesOf(index)) {
         const uint64_t bytes = xattr->entry_bytes();
         const uint64_t count = uses[xattr];
         if (count * sizeof(uint32_t) + bytes >= count * bytes) continue;
@@ -231,8 +240,8 @@ class Writer {
     return std::min(kMaxSharedXattrs, shared);
   }
 
-  uint64_t XattrBytes(const Inode& inode) const {
-    Attributes list = AttributesOf(inode);
+  uint64_t XattrBytes(uint32_t index) const {
+    Attributes list = AttributesOf(index);
     if (list.empty()) return 0;
     const size_t shared = Split(list);
     uint64_t bytes = sizeof(erofs::XattrHeader) + shared * sizeof(uint32_t);
@@ -268,7 +277,7 @@ class Writer {
       place.extended = !FitsCompact(inode, place.links, size);
       uint64_t head =
           (place.extended ? sizeof(erofs::ExtendedInode) : sizeof(erofs::CompactInode)) +
-          XattrBytes(inode);
+          XattrBytes(index);
       uint64_t body = 0;
       position = RoundUp(position, erofs::kNidBytes);
       if (inode.is_file()) {
@@ -347,7 +356,7 @@ class Writer {
     } else if (!inode.is_folder() && !inode.is_link()) {
       data = inode.data;  // makedev() and the kernel's new_encode_dev() agree in this range
     }
-    const uint64_t xattr_bytes = XattrBytes(inode);
+    const uint64_t xattr_bytes = XattrBytes(index);
     const auto xattr_count = static_cast<uint16_t>(
         xattr_bytes == 0 ? 0 : (xattr_bytes - sizeof(erofs::XattrHeader)) / 4 + 1);
     ++ino_;
@@ -382,7 +391,7 @@ class Writer {
           .reserved2 = 0,
       });
     }
-    PutXattrs(inode);
+    PutXattrs(index);
     if (inode.is_file()) {
       PutChunkMap(inode);
     } else if (place.tail_inline && listing) {
@@ -392,8 +401,8 @@ class Writer {
     }
   }
 
-  void PutXattrs(const Inode& inode) {
-    Attributes list = AttributesOf(inode);
+  void PutXattrs(uint32_t index) {
+    Attributes list = AttributesOf(index);
     if (list.empty()) return;
     const size_t shared = Split(list);
     erofs::XattrHeader header = {};
@@ -466,6 +475,8 @@ class Writer {
   const std::function<bool(uint64_t)>& proceed_;
   MetaImage image_;
   Xattr opaque_;
+  Xattr origin_;                       // empty: of a file that is not known
+  std::vector<bool> holds_whiteouts_;  // by inode, of folders but the root
   std::vector<Place> places_;
   std::vector<uint32_t> order_;
   std::pair<int64_t, uint32_t> epoch_ = {};

@@ -207,12 +207,24 @@ TEST_F(PackTest, OnAnotherBase_DeletesAndHidesThereToo) {
   });
   const Overlay live = Mount({base}, true);
   Shell(live.path(),
-        "rm usr/bin/b; rm -r usr/lib/deep; mkdir usr/lib/deep; echo n > usr/lib/deep/n");
+        "rm usr/bin/b; rm -r usr/lib/deep; mkdir usr/lib/deep; echo n > usr/lib/deep/n;"
+        "rm home/u/f; touch home/u; rm etc/passwd");
   const std::string packed = Pack(live);
   const Overlay over = Mount({other, packed}, false);
   Shell(over.path(),
         "test ! -e usr/bin/b; test -e usr/bin/c; test ! -e usr/lib/deep/d;"
-        "test -e usr/lib/deep/n; test -d other");
+        "test -e usr/lib/deep/n; test -d other;"
+        // Folders that the other base has not: what was deleted in them is in no listing either.
+        "test -z \"$(ls -A home/u)\"; test -z \"$(ls -A etc)\"");
+  // Alone under a writable layer, and as the lower of two that meet there.
+  const std::string third = Layer(LayerKind::kToolkit, "", [](const std::string& tree) {
+    Shell(tree, "mkdir -p etc tool; echo t > etc/t");
+  });
+  const Overlay three = Mount({other, packed, third}, true);
+  Shell(three.path(),
+        "test \"$(ls -A etc)\" = t; test -z \"$(ls -A home/u)\"; echo again > home/u/f;"
+        "test \"$(ls -A home/u)\" = f; rm -r home; test ! -e home; mkdir home; test -z \"$(ls -A "
+        "home)\"");
 }
 
 // Random operations through overlayfs, for some hundred trees.

@@ -17,10 +17,12 @@ constexpr std::string_view kOverlayPrefix = "trusted.overlay.";
 // new_encode_dev().
 constexpr uint32_t kMaxMajor = (1 << 12) - 1;
 constexpr uint32_t kMaxMinor = (1 << 20) - 1;
-// What listxattr(2) and the headers of EROFS can hold of one inode.
-constexpr size_t kMaxXattrNames = 65536;  // XATTR_LIST_MAX, linux/limits.h
+// What listxattr(2) and the headers of EROFS can hold of one inode, without what the writer adds
+// for overlayfs.
+constexpr size_t kOverlayBytes = 64;
+constexpr size_t kMaxXattrNames = 65536 - kOverlayBytes;  // XATTR_LIST_MAX, linux/limits.h
 constexpr size_t kMaxXattrValue = UINT16_MAX;
-constexpr size_t kMaxXattrBytes = 4 * (UINT16_MAX - 1);
+constexpr size_t kMaxXattrBytes = 4 * (UINT16_MAX - 1) - kOverlayBytes;
 
 Error Refuse(std::string_view reason, std::string_view rule) {
   return Error(Code::kInvalidArgument, reason, std::string(rule));

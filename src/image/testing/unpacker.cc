@@ -19,6 +19,7 @@ namespace {
 
 constexpr char kOpaqueXattr[] =
     "trusted.overlay.opaque";  // Documentation/filesystems/overlayfs.rst
+constexpr char kOriginXattr[] = "trusted.overlay.origin";
 constexpr std::string_view kOverlayPrefix = "trusted.overlay.";
 constexpr uint64_t kSpaceCheckBytes = 64 << 20;
 // Widest device number that EROFS and the kernel's user interface hold, include/linux/kdev_t.h
@@ -465,16 +466,21 @@ Result<uint64_t> Unpacker::FinishDirectory(int dirfd, uint64_t depth) {
                   fmt::format("the tree is more than {} deep", options_.limits.max_depth));
   }
   uint64_t entries = 0;
+  bool holds_whiteouts = false;
   DSEC_TRY(const auto names, ListNames(dirfd, options_.limits.max_entries));
   for (const std::string& name : names) {
     ++entries;
     struct stat status;
     DSEC_TRY(const bool exists, StatAt(dirfd, name, status));
+    holds_whiteouts = holds_whiteouts || (exists && IsWhiteout(status));
     if (!exists || !S_ISDIR(status.st_mode)) continue;
     DSEC_TRY(const auto child,
              os::OpenAt(dirfd, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
     DSEC_TRY(const uint64_t below, FinishDirectory(child.get(), depth + 1));
     entries += below;
+  }
+  if (holds_whiteouts && depth > 0 && ::fsetxattr(dirfd, kOriginXattr, "", 0, 0) != 0) {
+    return StoreError("mark a folder with whiteouts");
   }
   DSEC_TRY(const uint64_t inode, InodeOf(dirfd));
   const auto found = directory_times_.find(inode);

@@ -103,12 +103,13 @@ TEST_F(ContainerPack, Layer_ShowsTheSameInAnotherSandbox) {
 
   v1::SandboxRecord other = NewRecord();
   other.mutable_spec()->set_workspace("packed:1");
-  const auto copy = MustCreate(other);
+  auto copy = MustCreate(other);
   ASSERT_NE(copy, nullptr);
   std::string wanted = Out(*instance, std::string("rm /root/.bash_history; ") + kList);
   std::string shown = Out(*copy, kList);
   EXPECT_EQ(shown, wanted);
   EXPECT_EQ(Out(*copy, "cat /root/.bash_history /tmp/t 2>/dev/null; ls /tmp"), "");
+  copy.reset();  // a sandbox holds its layers
   EXPECT_TRUE(Destroy(other).ok());
   EXPECT_TRUE(Destroy(record).ok());
   EXPECT_TRUE(layers_->Remove(packed->layer().id()).ok());
@@ -120,18 +121,20 @@ TEST_F(ContainerPack, RenamedFolderOfALowerLayer_IsWholeInTheLayer) {
       layers_->AddLayer(image::LayerKind::kWorkspace, "lower:1", "/work/deep/er/f", "42").ok());
   v1::SandboxRecord record = NewRecord();
   record.mutable_spec()->set_workspace("lower:1");
-  const auto instance = MustCreate(record);
+  auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
   ASSERT_EQ(Out(*instance, "mv /work/deep /moved && cat /moved/er/f && ls -A /work"), "42");
   const auto packed = Pack(*instance);
   ASSERT_TRUE(packed.ok()) << packed.error().ToString();
+  instance.reset();
   EXPECT_TRUE(Destroy(record).ok());
 
   v1::SandboxRecord other = NewRecord();  // without lower:1
   other.mutable_spec()->set_workspace(packed->layer().id());
-  const auto copy = MustCreate(other);
+  auto copy = MustCreate(other);
   ASSERT_NE(copy, nullptr);
   EXPECT_EQ(Out(*copy, "cat /moved/er/f; ls -A /work"), "42");
+  copy.reset();
   EXPECT_TRUE(Destroy(other).ok());
   EXPECT_TRUE(layers_->Remove(packed->layer().id()).ok());
   EXPECT_TRUE(layers_->Remove("lower:1").ok());
@@ -172,11 +175,14 @@ TEST_F(ContainerPack, OneAtATime_AndCancelledByCallerDeadlineAndRemoval) {
   v1::SandboxRecord record = NewRecord();
   const auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
+  const uint64_t fired = fault::Fired("sandbox.pack.copied");
   ASSERT_TRUE(fault::Arm("sandbox.pack.copied=block").ok());
   auto first = std::async(std::launch::async, [&] { return Pack(*instance); });
-  ASSERT_TRUE(fault::WaitFired("sandbox.pack.copied", 1, std::chrono::seconds(20)));
+  ASSERT_TRUE(fault::WaitFired("sandbox.pack.copied", fired + 1, std::chrono::seconds(20)));
   EXPECT_EQ(Freezer(record), "0");
-  EXPECT_EQ(Pack(*instance).error().reason(), "pack.under_way");
+  const auto other_pack = Pack(*instance);
+  ASSERT_FALSE(other_pack.ok());
+  EXPECT_EQ(other_pack.error().reason(), "pack.under_way");
   EXPECT_THAT(*Sweep({record}), IsEmpty()) << "the copy of a pack under way is no orphan";
   EXPECT_THAT(Layers(), ::testing::SizeIs(2));
   // The removal of the sandbox waits for the pack and ends it.
@@ -192,12 +198,15 @@ TEST_F(ContainerPack, OneAtATime_AndCancelledByCallerDeadlineAndRemoval) {
   v1::SandboxRecord other = NewRecord();
   const auto second = MustCreate(other);
   ASSERT_NE(second, nullptr);
+  Out(*second, "echo x > /x");
   const auto refused = Pack(*second, {}, [](const v1::PackProgress& progress) {
     return progress.phase() != v1::PackProgress::PHASE_WRITE;
   });
+  ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().reason(), "layer.cancelled");
   ASSERT_TRUE(fault::Arm("sandbox.pack.copied=block").ok());
   const auto late = Pack(*second, {}, nullptr, 1);
+  ASSERT_FALSE(late.ok());
   EXPECT_EQ(late.error().code(), Code::kDeadlineExceeded);
   fault::DisarmAll();
   EXPECT_TRUE(Destroy(other).ok());
@@ -223,7 +232,7 @@ TEST_F(ContainerPack, ConcurrentWriters_PauseShortlyAndTheLayerIsOneMoment) {
     EXPECT_LT(packed->frozen_us(), 10'000'000U);
     v1::SandboxRecord other = NewRecord();
     other.mutable_spec()->set_workspace(request.name());
-    const auto copy = MustCreate(other);
+    auto copy = MustCreate(other);
     ASSERT_NE(copy, nullptr);
     // `> file` empties before it writes, so either may be empty at that moment.
     const std::string pair = Out(*copy, "echo $(cat /work/one):$(cat /work/two):");
@@ -231,6 +240,7 @@ TEST_F(ContainerPack, ConcurrentWriters_PauseShortlyAndTheLayerIsOneMoment) {
     const auto two = std::strtol(pair.c_str() + pair.find(':') + 1, nullptr, 10);
     if (one != 0 && two != 0) EXPECT_TRUE(one == two || one == two + 1) << pair;
     EXPECT_TRUE(one != 0 || two != 0) << pair;
+    copy.reset();
     EXPECT_TRUE(Destroy(other).ok());
     EXPECT_TRUE(layers_->Remove(request.name()).ok());
   }
@@ -243,9 +253,10 @@ TEST_F(ContainerPack, Quota_HoldsRoomForOverwritesAndComesBack) {
   auto instance = MustCreate(record);
   ASSERT_NE(instance, nullptr);
   Out(*instance, "dd if=/dev/urandom of=/data bs=1M count=44 2>/dev/null; sync");
+  const uint64_t fired = fault::Fired("sandbox.pack.copied");
   ASSERT_TRUE(fault::Arm("sandbox.pack.copied=block").ok());
   auto packed = std::async(std::launch::async, [&] { return Pack(*instance); });
-  ASSERT_TRUE(fault::WaitFired("sandbox.pack.copied", 1, std::chrono::seconds(20)));
+  ASSERT_TRUE(fault::WaitFired("sandbox.pack.copied", fired + 1, std::chrono::seconds(20)));
   EXPECT_EQ(Out(*instance,
                 "dd if=/dev/urandom of=/data bs=1M count=44 conv=notrunc 2>/dev/null && echo ok"),
             "ok\n");
