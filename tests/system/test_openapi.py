@@ -397,7 +397,7 @@ def drive_pack_sandbox(api, box):
     assert layer["labels"]["dsec.pack.parents"] == ",".join(user["layer_ids"])
     assert layer["labels"]["dsec.pack.principal"] == "key:" + hashlib.sha256(api.node.key.encode()).hexdigest()[:12]
     other = api.sandbox(workspace="openapi-pack:1")
-    shown = api.call("Exec", id=other["id"], body={"script": "cat /work/f; ls -A /root", "stream": False})
+    shown = api.call("Exec", id=other["id"], body={"script": "cat /work/f; ls -A /root | grep history", "stream": False})
     assert shown["stdout"]["data"] == "answer\n"
     for fields, reason in (({"canary_paths": ["/work/f"]}, "pack.canary"),
                            ({"canary_contents_b64": [base64.b64encode(b"answer").decode()]}, "pack.canary")):
