@@ -159,6 +159,11 @@ Result<v1::PackReply> ContainerHost::Pack(const v1::SandboxRecord& record,
     // What the code overwrites is charged to it twice until the copy is gone.
     DSEC_TRY_VOID(scratch_->SetLimits(subject.scratch, 2 * subject.limits.disk_bytes(),
                                       2 * subject.limits.disk_inodes()));
+    // A copy writes out what is dirty first. One made now leaves the next one little to write, for
+    // which the code stands still.
+    copy.emplace(*scratch_, copy_name);
+    DSEC_TRY_VOID(scratch_->Copy(subject.scratch, copy_name));
+    DSEC_TRY_VOID(scratch_->Remove(copy_name));
   }
   const MonoTime freeze = Clock::System().Mono();
   DSEC_TRY(auto frozen, FrozenCode::Freeze(tree_->top(), subject.slot, freeze + kFreezeTime)
@@ -170,7 +175,6 @@ Result<v1::PackReply> ContainerHost::Pack(const v1::SandboxRecord& record,
   };
   DSEC_FAULT_POINT("sandbox.pack.frozen");
   if (copies) {
-    copy.emplace(*scratch_, copy_name);
     DSEC_TRY_VOID(scratch_->Copy(subject.scratch, copy_name));
     DSEC_TRY_VOID(thaw());
     DSEC_FAULT_POINT("sandbox.pack.copied");
