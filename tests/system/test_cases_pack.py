@@ -2,6 +2,7 @@
 """Packs of running sandboxes: through SDK and CLI, used elsewhere, and cut off by kill -9."""
 
 import asyncio
+import http.client
 import json
 import shutil
 import tempfile
@@ -108,6 +109,40 @@ def test_daemon_killed_in_a_pack_leaves_the_sandbox_running(layers, point):
         assert packed["layer"]["names"] == ["killed:1"] and not packed["existed"]
         assert box.stop()["state"] == "stopped"
         remove(node, "killed:1")
+    finally:
+        node.stop()
+        node.purge()
+        shutil.rmtree(folder)
+
+
+def test_client_that_leaves_ends_its_pack(layers):
+    folder = tempfile.mkdtemp(prefix="dsec-pack-")
+    node = support.Node(folder, layers, "packgone").start(env={"DSEC_FAULTS": "sandbox.pack.copied=delay:3s*1"})
+    try:
+        with node.client() as client, sandbox(client) as box:
+            assert box.run_shell("mkdir /work && head -c 1000000 /dev/urandom > /work/f").ok
+            connection = http.client.HTTPConnection(node.url.split("//")[1], timeout=60)
+            connection.request("POST", f"/v1/sandboxes/{box.id}/pack", body=json.dumps({"name": "gone:1"}),
+                               headers={"Authorization": f"Bearer {node.key}", "Content-Type": "application/json"})
+            response = connection.getresponse()
+            assert json.loads(response.readline())["type"] == "progress"
+            with pytest.raises(errors.ConflictError) as caught:
+                box.pack_diff("other:1")
+            assert caught.value.reason == "pack.under_way"
+            response.close()
+            connection.close()
+
+            def packed():
+                try:
+                    return box.pack_diff("other:1")
+                except errors.ConflictError as error:
+                    assert error.reason == "pack.under_way", error
+                    return None
+
+            again = wait_until(packed, 30, "the pack of the client that left has ended")
+            assert not again["existed"], "the other one has published nothing"
+            assert node.cli("layer", "show", "--layers", node.layers, "gone:1").returncode != 0
+        remove(node, "other:1")
     finally:
         node.stop()
         node.purge()
