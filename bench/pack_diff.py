@@ -92,7 +92,7 @@ async def main():
 
     layers = support.build_layers(support.BUILD / "test-layers")
     with tempfile.TemporaryDirectory(prefix="dsec-bench-") as folder:
-        node = support.Node(folder, layers, "bench").start()
+        node = support.Node(folder, layers, f"bench{os.getpid()}").start()
         try:
             async with DSecClient(node.url, node.key) as client:
                 await bench_pack_diff(run.Figures(arguments.out), node, client)
