@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer build, ls, show, rm, verify, du; layer pack and flatten are in pack_command.cc. They work on
-// the layer store itself, with or without a running node.
+// layer build, ls, show, rm, verify, du; layer pack and flatten are in pack_command.cc. They work
+// on the layer store itself, with or without a running node.
 #include <fcntl.h>
 #include <unistd.h>
 
