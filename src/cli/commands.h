@@ -26,10 +26,11 @@ struct Context {
 // Each adds its subcommands; the callbacks run after parsing.
 void AddSandboxCommands(CLI::App& app,
                         Context& context);  // create run ps rm renew stats top events doctor
-void AddExecCommands(CLI::App& app, Context& context);   // exec shell logs
-void AddCopyCommand(CLI::App& app, Context& context);    // cp
-void AddLayerCommands(CLI::App& app, Context& context);  // layer build ls show rm
-void AddFnCommands(CLI::App& app, Context& context);     // fn run types pools
+void AddExecCommands(CLI::App& app, Context& context);  // exec shell logs
+void AddCopyCommand(CLI::App& app, Context& context);   // cp
+void AddLayerCommands(CLI::App& app,
+                      Context& context);  // layer build ls show verify du rm pack flatten
+void AddFnCommands(CLI::App& app, Context& context);  // fn run types pools
 
 // Flags that describe a sandbox; shared by create and run.
 struct CreateFlags {

@@ -58,19 +58,6 @@ Result<std::unique_ptr<image::LayerStore>> OpenStore(const LayerFlags& flags) {
   return image::LayerStore::Open(flags.root.empty() ? flags.state_dir + "/layers" : flags.root);
 }
 
-Result<std::map<std::string, std::string>> Labels(const std::vector<std::string>& words) {
-  std::map<std::string, std::string> labels;
-  for (const std::string& word : words) {
-    const size_t equals = word.find('=');
-    if (equals == 0 || equals == std::string::npos) {
-      return Error(Code::kInvalidArgument, "cli.value",
-                   fmt::format("--label: {} is not KEY=VALUE", word));
-    }
-    labels[word.substr(0, equals)] = word.substr(equals + 1);
-  }
-  return labels;
-}
-
 // The object that GET /v1/layers/{ref} gives.
 json ToJson(const LayerInfo& layer) {
   json object = {{"id", layer.id.str()},
@@ -91,10 +78,6 @@ json ToJson(const LayerInfo& layer) {
                         {"cmd", layer.config.cmd}};
   }
   return object;
-}
-
-void PrintJson(const json& value) {
-  std::puts(value.dump(2, ' ', false, json::error_handler_t::replace).c_str());
 }
 
 std::string Join(const std::vector<std::string>& words, std::string_view between) {
@@ -143,7 +126,7 @@ Result<image::BuildRequest> ToRequest(const BuildFlags& flags) {
   DSEC_TRY(request.kind, image::ParseKind(flags.kind));
   request.name = flags.name;
   request.ref = flags.ref;
-  DSEC_TRY(request.labels, Labels(flags.labels));
+  DSEC_TRY(request.labels, ParseLabels(flags.labels));
   int sources = 0;
   const auto take = [&](const std::string& path, image::SourceKind kind) {
     if (path.empty()) return;
@@ -185,13 +168,7 @@ Result<void> Build(const LayerFlags& flags, bool as_json) {
   });
   line.Clear();
   if (!built.ok()) return std::move(built).error();
-  for (const std::string& warning : built->warnings) {
-    std::fprintf(stderr, "dsec: warning: %s\n", warning.c_str());
-  }
-  if (built->warning_count > built->warnings.size()) {
-    std::fprintf(stderr, "dsec: warning: and %llu more\n",
-                 static_cast<unsigned long long>(built->warning_count - built->warnings.size()));
-  }
+  PrintWarnings(built->warnings, built->warning_count);
   const LayerInfo& layer = built->layer;
   if (as_json) {
     json object = ToJson(layer);
@@ -218,13 +195,18 @@ Result<void> Build(const LayerFlags& flags, bool as_json) {
   return Ok();
 }
 
-Result<void> List(const LayerFlags& flags, bool as_json) {
+Result<image::ListFilter> ToFilter(const LayerFlags& flags) {
   image::ListFilter filter;
   if (!flags.kind.empty()) {
     DSEC_TRY(filter.kind, image::ParseKind(flags.kind));
   }
   filter.prefix = flags.prefix;
-  DSEC_TRY(filter.labels, Labels(flags.labels));
+  DSEC_TRY(filter.labels, ParseLabels(flags.labels));
+  return filter;
+}
+
+Result<void> List(const LayerFlags& flags, bool as_json) {
+  DSEC_TRY(const auto filter, ToFilter(flags));
   DSEC_TRY(const auto store, OpenStore(flags));
   DSEC_TRY(auto layers, store->List(filter));
   if (as_json) {
@@ -324,12 +306,7 @@ Result<void> Verify(const LayerFlags& flags, bool as_json) {
 }
 
 Result<void> Usage(const LayerFlags& flags, bool as_json) {
-  image::ListFilter filter;
-  if (!flags.kind.empty()) {
-    DSEC_TRY(filter.kind, image::ParseKind(flags.kind));
-  }
-  filter.prefix = flags.prefix;
-  DSEC_TRY(filter.labels, Labels(flags.labels));
+  DSEC_TRY(const auto filter, ToFilter(flags));
   DSEC_TRY(const auto store, OpenStore(flags));
   DSEC_TRY(const image::StoreUsage usage, image::MeasureStore(*store, filter));
   uint64_t meta = 0, blob = 0, content = 0, unnamed = 0;

@@ -162,4 +162,31 @@ std::string Explain(const nlohmann::json& result) {
   return fmt::format("unknown end {}", kind);
 }
 
+Result<std::map<std::string, std::string>> ParseLabels(const std::vector<std::string>& words) {
+  std::map<std::string, std::string> labels;
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      return Error(Code::kInvalidArgument, "cli.value",
+                   fmt::format("--label: {} is not KEY=VALUE", word));
+    }
+    labels[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  return labels;
+}
+
+void PrintJson(const nlohmann::json& value) {
+  std::puts(value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+void PrintWarnings(const std::vector<std::string>& warnings, uint64_t count) {
+  for (const std::string& warning : warnings) {
+    std::fprintf(stderr, "dsec: warning: %s\n", warning.c_str());
+  }
+  if (count > warnings.size()) {
+    std::fprintf(stderr, "dsec: warning: and %llu more\n",
+                 static_cast<unsigned long long>(count - warnings.size()));
+  }
+}
+
 }  // namespace dsec::cli

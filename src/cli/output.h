@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -31,8 +32,14 @@ std::string Table(const std::vector<std::string>& header,
 // (seconds by default). kInvalidArgument names the flag.
 Result<uint64_t> ParseSize(std::string_view text, std::string_view flag);
 Result<uint64_t> ParseMillis(std::string_view text, std::string_view flag);
+// KEY=VALUE words of --label.
+Result<std::map<std::string, std::string>> ParseLabels(const std::vector<std::string>& words);
 std::string ShowSize(uint64_t bytes);  // "1.5 MiB"
 std::string ShowAge(int64_t milliseconds);
+
+void PrintJson(const nlohmann::json& value);
+// The first of `count` warnings, to stderr.
+void PrintWarnings(const std::vector<std::string>& warnings, uint64_t count);
 
 // What a finished exec means for this process.
 int ExitCode(const nlohmann::json& result);

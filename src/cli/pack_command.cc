@@ -31,36 +31,9 @@ struct FlattenFlags {
   std::vector<std::string> labels, refs;
 };
 
-Result<std::map<std::string, std::string>> Labels(const std::vector<std::string>& words) {
-  std::map<std::string, std::string> labels;
-  for (const std::string& word : words) {
-    const size_t equals = word.find('=');
-    if (equals == 0 || equals == std::string::npos) {
-      return Error(Code::kInvalidArgument, "cli.value",
-                   fmt::format("--label: {} is not KEY=VALUE", word));
-    }
-    labels[word.substr(0, equals)] = word.substr(equals + 1);
-  }
-  return labels;
-}
-
-void PrintJson(const json& value) {
-  std::puts(value.dump(2, ' ', false, json::error_handler_t::replace).c_str());
-}
-
-void PrintWarnings(const std::vector<std::string>& warnings, uint64_t count) {
-  for (const std::string& warning : warnings) {
-    std::fprintf(stderr, "dsec: warning: %s\n", warning.c_str());
-  }
-  if (count > warnings.size()) {
-    std::fprintf(stderr, "dsec: warning: and %llu more\n",
-                 static_cast<unsigned long long>(count - warnings.size()));
-  }
-}
-
 Result<void> Pack(const PackFlags& flags, Context& context, Connection& api) {
   json body = {{"kind", flags.kind}, {"name", flags.name}};
-  DSEC_TRY(const auto labels, Labels(flags.labels));
+  DSEC_TRY(const auto labels, ParseLabels(flags.labels));
   body["labels"] = labels;
   body["scrub"] = flags.scrub;
   body["default_scrub"] = !flags.no_default_scrub;
@@ -118,7 +91,7 @@ Result<void> Flatten(const FlattenFlags& flags, const StoreOpener& open, bool as
   request.refs = flags.refs;
   DSEC_TRY(request.kind, image::ParseKind(flags.kind));
   request.name = flags.name;
-  DSEC_TRY(request.labels, Labels(flags.labels));
+  DSEC_TRY(request.labels, ParseLabels(flags.labels));
   DSEC_TRY(const auto store, open());
   image::LayerMounts mounts(*store);
   DSEC_TRY(const auto built, image::Flatten(*store, mounts, request, nullptr));
