@@ -40,7 +40,14 @@ const Key kKeys[] = {
     {"run_dir", &NodeConfig::run_dir, "", 0, 0,
      "Sockets of sandboxes; at most 64 bytes long. Absolute."},
     {"layers_dir", &NodeConfig::layers_dir, "", 0, 0,
-     "Root of the layer store. Empty: state_dir/layers."},
+     "Root of the layer store; may lie on a cluster file system. Empty: state_dir/layers."},
+    {"layers_cache_dir", &NodeConfig::layers_cache_dir, "", 0, 0,
+     "Copies of the layers' manifests and metadata, on a local file system. Empty: "
+     "state_dir/layers_cache."},
+    {"layers_cache_bytes", &NodeConfig::layers_cache_bytes, "bytes", 0, 1024 * kTera,
+     "Size of those copies; what is mounted does not go."},
+    {"layers_patience_ms", &NodeConfig::layers_patience_ms, "ms", 100, 600'000,
+     "How long a create waits for the file system of layers_dir."},
     {"spawner_path", &NodeConfig::spawner_path, "", 0, 0,
      "The dsec-spawner program. Empty: beside dsec."},
     {"aether_path", &NodeConfig::aether_path, "", 0, 0,
@@ -215,6 +222,7 @@ Result<void> CheckNodeConfig(const NodeConfig& config) {
                fmt::format("run_dir: {} is longer than 64 bytes", config.run_dir));
   }
   for (const auto& [name, path] : {std::pair{"layers_dir", &config.layers_dir},
+                                   std::pair{"layers_cache_dir", &config.layers_cache_dir},
                                    std::pair{"fn_types_dir", &config.fn_types_dir}}) {
     if (!path->empty() && !IsAbsolute(*path))
       return Bad("config.path", name, fmt::format("{}: {} is not an absolute path", name, *path));

@@ -15,7 +15,10 @@ struct NodeConfig {
   std::string listen = "127.0.0.1:7878";
   std::string state_dir = "/var/lib/dsec";
   std::string run_dir = "/run/dsec";
-  std::string layers_dir;    // empty: <state_dir>/layers
+  std::string layers_dir;        // empty: <state_dir>/layers
+  std::string layers_cache_dir;  // empty: <state_dir>/layers_cache
+  uint64_t layers_cache_bytes = 4ull << 30;
+  uint64_t layers_patience_ms = 10'000;
   std::string spawner_path;  // empty: dsec-spawner beside this program
   std::string aether_path;   // empty: dsec-aether beside this program
   uint64_t shards = 0;       // 0: one a core, at most 8

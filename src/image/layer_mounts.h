@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/stat.h>
-
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <list>
-#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "base/id.h"
 #include "base/result.h"
+#include "image/layer_cache.h"
 #include "image/layer_store.h"
+#include "image/shared_catalog.h"
 #include "os/unique_fd.h"
 
 namespace dsec::image {
@@ -27,14 +27,30 @@ namespace dsec::image {
 // decide, so programs with setuid work in a sandbox; whoever mounts the overlay sets nodev there.
 class MountedLayer {
  public:
-  MountedLayer(LayerFiles files, std::shared_ptr<const os::UniqueFd> mount)
-      : files_(std::move(files)), mount_(std::move(mount)) {}
+  // Which file of the store the mount reads its content from.
+  struct Blob {
+    dev_t device = 0;  // of the folder of layers
+    ino_t inode = 0;
+    std::shared_ptr<const os::UniqueFd> fd;  // O_PATH, so that closing it asks nobody
+    bool operator==(const Blob& other) const {
+      return device == other.device && inode == other.inode;
+    }
+  };
+  MountedLayer(LayerInfo info, Blob blob, std::shared_ptr<const os::UniqueFd> mount,
+               os::UniqueFd lock)
+      : info_(std::move(info)),
+        blob_(std::move(blob)),
+        mount_(std::move(mount)),
+        lock_(std::move(lock)) {}
   int fd() const { return mount_->get(); }  // O_PATH
-  const LayerInfo& info() const { return files_.info; }
+  const LayerInfo& info() const { return info_; }
 
  private:
-  LayerFiles files_;
-  std::shared_ptr<const os::UniqueFd> mount_;
+  friend class LayerMounts;
+  const LayerInfo info_;
+  const Blob blob_;
+  const std::shared_ptr<const os::UniqueFd> mount_;
+  mutable os::UniqueFd lock_;  // may come late (LayerMounts::Acquire), under the lock of the slot
 };
 
 struct LayerMountOptions {
@@ -45,26 +61,44 @@ struct LayerMountOptions {
   // layer finds its page cache warm and spares the mount. A kept mount does not count as a use of
   // the layer.
   size_t keep_idle = 64;
+  // Where the copies of manifests and metadata are (LayerCache). Empty: in a temporary folder that
+  // ends with this object.
+  std::string cache_dir = {};
+  uint64_t cache_bytes = 4ull << 30;
+  // How long a call waits for the file system of the store.
+  std::chrono::milliseconds patience = std::chrono::seconds(10);
+  // Calls on that file system that may be under way, hanging ones included.
+  size_t calls_at_once = 256;
 };
 
 // The mounts of one store on this node: one EROFS mount a layer however many sandboxes use it,
 // which is what shares the page cache among them. Needs Linux 6.12 (file-backed EROFS).
-// Thread-safe; blocks on the file system of the store, calls for different layers do not wait for
-// one another.
+//
+// Manifest and metadata are copied to this node and checked; the content stays in the store and is
+// read by the kernel as it is needed. The root of the store may hang, fail and come back: each call
+// on it has a thread of its own, one a layer, and no lock is held over it. Thread-safe.
 //
 // A kept mount of a layer that was removed holds its files, and so their room on disk, until a
 // thread of this object finds that out: it looks each minute.
 class LayerMounts {
  public:
-  // `store` must outlive this object.
-  explicit LayerMounts(const LayerStore& store, LayerMountOptions options = {});
+  explicit LayerMounts(const LayerStore& store, LayerMountOptions options = {})
+      : LayerMounts(store.root(), std::move(options)) {}
+  explicit LayerMounts(std::string root, LayerMountOptions options = {});
+  // Waits a moment for calls under way and leaves behind what hangs.
   ~LayerMounts();
   LayerMounts(const LayerMounts&) = delete;
   LayerMounts& operator=(const LayerMounts&) = delete;
 
-  // The mount that exists, or a new one after the digest of its metadata has been checked (again
-  // only when the file has changed since). kNotFound "layer.not_found", kInternal "layer.corrupt",
-  // "layer.mount_failed".
+  // Why no layer can be mounted at all (the folder of the copies).
+  Result<void> Check() const;
+  SharedCatalog& catalog() { return catalog_; }
+
+  // The mount that exists, or a new one. Blocks for `patience` at most, and not at all on the store
+  // for a layer that is mounted, unless its file system has gone away under it; a kept mount is
+  // used, after a short wait, without an answer from the store, and gets its hold there as soon as
+  // there is one. kNotFound "layer.not_found", kInternal "layer.corrupt", "layer.mount_failed",
+  // kUnavailable "layer.unreachable" (at once while an earlier call for this layer hangs).
   Result<std::shared_ptr<const MountedLayer>> Acquire(const LayerId& id);
   // Layers in use through this object now.
   size_t mounted() const;
@@ -72,44 +106,27 @@ class LayerMounts {
   size_t idle() const;
   // What the thread does: ends what is kept of layers that have been removed.
   void Trim();
+  // Waits until no call on the store is under way and what ended uses held there is given back;
+  // false: not within the patience.
+  bool Settle() const;
 
  private:
-  // What identified the metadata file when its digest was found right.
-  struct Verified {
-    dev_t device = 0;
-    ino_t inode = 0;
-    off_t size = 0;
-    timespec changed = {};
-    bool Is(const struct stat& status) const;
-  };
-  // A mount without a use, and what it shows.
-  struct Kept {
-    LayerId id;
-    Verified meta;
-    std::shared_ptr<const os::UniqueFd> mount;
-  };
-  // Outlives this object as long as a layer is in use.
-  struct Idle {
-    std::mutex mutex;
-    size_t keep = 0;
-    std::list<Kept> kept;  // most recently used first
-    void Add(Kept used);
-  };
-  struct Slot {
-    std::mutex mutex;
-    std::weak_ptr<const MountedLayer> mount;
-    Verified verified;
-  };
+  using Mounted = std::shared_ptr<const MountedLayer>;
+  struct State;  // outlives this object as long as a layer is in use or a call hangs
+  struct Slot;
+  struct Kept;
 
-  Result<std::shared_ptr<const MountedLayer>> Mount(const LayerId& id, Slot& slot);
-  // Takes the kept mount of this very file; null: there is none.
-  std::shared_ptr<const os::UniqueFd> TakeKept(const LayerId& id, const Verified& meta);
+  static std::shared_ptr<Pending<Mounted>> StartMount(const std::shared_ptr<State>& state,
+                                                      const LayerId& id,
+                                                      const std::shared_ptr<Slot>& slot);
+  static Result<Mounted> MountNow(const std::shared_ptr<State>& state, const LayerId& id,
+                                  const std::shared_ptr<Slot>& slot);
+  static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept, os::UniqueFd lock);
+  Result<bool> StillThere(const std::shared_ptr<Slot>& slot, const Mounted& mounted);
 
-  const LayerStore& store_;
-  LayerMountOptions options_;
-  mutable std::mutex mutex_;
-  std::map<LayerId, std::shared_ptr<Slot>> slots_;
-  const std::shared_ptr<Idle> idle_ = std::make_shared<Idle>();
+  const std::shared_ptr<State> state_;
+  SharedCatalog catalog_;
+  std::mutex mutex_;  // of wake_
   std::condition_variable_any wake_;
   std::jthread trimmer_;  // last: it uses all of the above
 };

@@ -35,10 +35,6 @@ constexpr auto kProgressPeriod = std::chrono::milliseconds(100);
 
 std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
 
-Error Corrupt(const LayerId& id, std::string_view what) {
-  return Error(Code::kInternal, "layer.corrupt", fmt::format("{}: {}", id.str(), what));
-}
-
 Result<void> SyncAt(int dirfd, const char* name) {
   DSEC_TRY(const auto fd, os::OpenAt(dirfd, name, O_RDONLY));
   if (::fsync(fd.get()) != 0) return StoreError(fmt::format("fsync {}", name));
@@ -118,9 +114,23 @@ LayerStore::LayerStore(std::string root, const Clock& clock)
 LayerStore::~LayerStore() = default;
 
 Result<std::unique_ptr<LayerStore>> LayerStore::Open(std::string root, const Clock& clock) {
-  std::unique_ptr<LayerStore> store(new LayerStore(std::move(root), clock));
-  DSEC_TRY_VOID(store->Init().Context("layer store {}", store->root_));
+  auto store = At(std::move(root), clock);
+  DSEC_TRY_VOID(store->Ready());
   return store;
+}
+
+std::unique_ptr<LayerStore> LayerStore::At(std::string root, const Clock& clock) {
+  return std::unique_ptr<LayerStore>(new LayerStore(std::move(root), clock));
+}
+
+Result<void> LayerStore::Ready() const {
+  const std::lock_guard lock(open_mutex_);
+  if (open_) return Ok();
+  // Nobody reads what Init sets before it has been called.
+  auto& self = const_cast<LayerStore&>(*this);
+  DSEC_TRY_VOID(self.Init().Context("layer store {}", root_));
+  self.open_ = true;
+  return Ok();
 }
 
 Result<void> LayerStore::Init() {
@@ -206,19 +216,26 @@ Result<void> LayerStore::Reindex() {
   return Ok();
 }
 
-Result<LayerInfo> LayerStore::Find(std::string_view ref) const { return catalog_->Find(ref); }
+Result<void> CheckKind(const LayerInfo& layer, std::string_view ref, LayerKind kind) {
+  if (layer.kind == kind) return Ok();
+  return Error(
+      Code::kInvalidArgument, "layer.wrong_kind",
+      fmt::format("{} is a {}, not a {}", Printable(ref), KindName(layer.kind), KindName(kind)));
+}
+
+Result<LayerInfo> LayerStore::Find(std::string_view ref) const {
+  DSEC_TRY_VOID(Ready());
+  return catalog_->Find(ref);
+}
 
 Result<LayerInfo> LayerStore::Resolve(std::string_view ref, LayerKind kind) const {
-  DSEC_TRY(LayerInfo layer, catalog_->Find(ref));
-  if (layer.kind != kind) {
-    return Error(
-        Code::kInvalidArgument, "layer.wrong_kind",
-        fmt::format("{} is a {}, not a {}", Printable(ref), KindName(layer.kind), KindName(kind)));
-  }
+  DSEC_TRY(LayerInfo layer, Find(ref));
+  DSEC_TRY_VOID(CheckKind(layer, ref, kind));
   return layer;
 }
 
 Result<std::vector<LayerInfo>> LayerStore::List(const ListFilter& filter) const {
+  DSEC_TRY_VOID(Ready());
   return catalog_->List(filter);
 }
 
@@ -250,6 +267,7 @@ Result<std::unique_ptr<ImageReader>> LayerStore::OpenImage(
 }
 
 Result<BuildReport> LayerStore::Build(const BuildRequest& request, const ProgressFn& progress) {
+  DSEC_TRY_VOID(Ready());
   std::optional<LayerName> name;
   if (!request.name.empty()) {
     DSEC_TRY(name, ParseLayerName(request.name));
@@ -374,7 +392,9 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
     if (::renameat(blobs_fd_.get(), hex.c_str(), dir, "damaged") != 0 && errno != ENOENT) {
       return StoreError("move a damaged layer away");
     }
-    if (::renameat2(dir, "out", blobs_fd_.get(), hex.c_str(), RENAME_NOREPLACE) != 0) {
+    // Under the lock; a folder that is there all the same is not empty, which rename(2) refuses.
+    // RENAME_NOREPLACE is not known to every FUSE client.
+    if (::renameat(dir, "out", blobs_fd_.get(), hex.c_str()) != 0) {
       return StoreError("publish the layer");
     }
   } else {
@@ -396,42 +416,14 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
 }
 
 Result<LayerFiles> LayerStore::OpenFiles(const LayerId& id) const {
-  LayerFiles files;
-  DSEC_TRY(files.info, catalog_->Find(id.str()));
-  const std::string hex = HexOf(id);
-  const Error gone(Code::kNotFound, "layer.not_found",
-                   fmt::format("the files of {} are missing", id.str()));
-  auto dir = os::OpenAt(blobs_fd_.get(), hex.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!dir.ok()) return dir.error().sys_errno() == ENOENT ? gone : std::move(dir).error();
-  DSEC_TRY(files.lock, os::OpenAt(dir->get(), kManifestName, O_RDONLY | O_NOFOLLOW));
-  if (::flock(files.lock.get(), LOCK_SH | LOCK_NB) != 0) return gone;  // is being removed
-  // Removed between the open and the lock?
-  struct stat held;
-  struct stat present;
-  const std::string path = hex + "/" + kManifestName;
-  if (::fstat(files.lock.get(), &held) != 0 ||
-      ::fstatat(blobs_fd_.get(), path.c_str(), &present, AT_SYMLINK_NOFOLLOW) != 0 ||
-      held.st_ino != present.st_ino) {
-    return gone;
-  }
-  DSEC_TRY(const std::string text, os::ReadAll(files.lock.get(), kMaxManifest));
-  if (Sha256Hex(text) != hex) return Corrupt(id, "the manifest does not have this digest");
-  DSEC_TRY(files.manifest, Manifest::Parse(text));
-  const auto open = [&](const char* file, uint64_t size, os::UniqueFd& fd) -> Result<void> {
-    DSEC_TRY(fd, os::OpenAt(dir->get(), file, O_RDONLY | O_NOFOLLOW));
-    struct stat status;
-    if (::fstat(fd.get(), &status) != 0) return StoreError("stat a layer's file");
-    if (static_cast<uint64_t>(status.st_size) != size) {
-      return Corrupt(id, fmt::format("{} has {} bytes, not {}", file, status.st_size, size));
-    }
-    return Ok();
-  };
-  DSEC_TRY_VOID(open(kMetaName, files.manifest.meta.size, files.meta));
-  DSEC_TRY_VOID(open(kBlobName, files.manifest.blob.size, files.blob));
+  DSEC_TRY(LayerInfo info, Find(id.str()));
+  DSEC_TRY(LayerFiles files, OpenLayer(blobs_fd_.get(), id, true));
+  files.info = std::move(info);
   return files;
 }
 
 Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
+  DSEC_TRY_VOID(Ready());
   DSEC_TRY(const WorkDir work, MakeWorkDir());
   DSEC_TRY(const auto lock, Lock());
   DSEC_TRY(const LayerInfo layer, catalog_->Find(ref));

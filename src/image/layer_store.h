@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include "image/content_order.h"
 #include "image/entry.h"
 #include "image/layer.h"
+#include "image/layer_files.h"
 #include "os/unique_fd.h"
 
 namespace dsec::image {
@@ -52,14 +54,8 @@ struct BuildReport {
   uint64_t publish_ms = 0;      // rename, catalogue
 };
 
-// The files of one layer, held so that no process of this node removes them while this lives.
-struct LayerFiles {
-  LayerInfo info;
-  Manifest manifest;
-  os::UniqueFd lock;  // manifest.json with a shared flock
-  os::UniqueFd meta;
-  os::UniqueFd blob;
-};
+// kInvalidArgument "layer.wrong_kind" unless the layer that `ref` names is a `kind`.
+Result<void> CheckKind(const LayerInfo& layer, std::string_view ref, LayerKind kind);
 
 // Says whether something beyond the mounts of this node uses a layer.
 using InUseFn = std::function<Result<bool>(const LayerId&)>;
@@ -73,6 +69,8 @@ class LayerStore {
   // Makes the root (0700) if it is missing.
   static Result<std::unique_ptr<LayerStore>> Open(std::string root,
                                                   const Clock& clock = Clock::System());
+  // The same without touching the root: each method opens the store if none before has.
+  static std::unique_ptr<LayerStore> At(std::string root, const Clock& clock = Clock::System());
   ~LayerStore();
 
   // `ref` is an id, at least 12 digits of one, or NAME[:TAG]. kNotFound "layer.not_found"; a layer
@@ -101,6 +99,7 @@ class LayerStore {
   struct WorkDir;
   LayerStore(std::string root, const Clock& clock);
   Result<void> Init();
+  Result<void> Ready() const;
   Result<os::UniqueFd> Lock() const;
   Result<WorkDir> MakeWorkDir() const;
   Result<void> Sweep() const;
@@ -117,6 +116,8 @@ class LayerStore {
 
   std::string root_;
   const Clock& clock_;
+  mutable std::mutex open_mutex_;
+  bool open_ = false;
   os::UniqueFd root_fd_;
   os::UniqueFd blobs_fd_;
   os::UniqueFd tmp_fd_;

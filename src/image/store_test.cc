@@ -558,6 +558,7 @@ TEST_F(StoreTest, KeptMount_IsUsedAgainAndStandsInNobodysWay) {
   EXPECT_EQ(device(), first);
   mounts.Trim();
   EXPECT_EQ(mounts.idle(), 1U);
+  ASSERT_TRUE(mounts.Settle());
   EXPECT_TRUE(store_->Remove(id.str()).ok());
   EXPECT_EQ(mounts.Acquire(id).error().reason(), "layer.not_found");
   mounts.Trim();
@@ -630,14 +631,14 @@ TEST_F(StoreTest, DamagedLayer_IsNotMounted) {
   FillSource();
   const LayerId id = Build(SourceKind::kDirectory, Source(), LayerKind::kBase, "d:1")->layer.id;
   const std::string folder = Root() + "/blobs/" + id.str().substr(7);
-  LayerMounts mounts(*store_);
   const auto reason = [&] {
+    LayerMounts mounts(*store_);  // without a copy of its own
     auto mounted = mounts.Acquire(id);
     return mounted.ok() ? std::string("mounted") : std::string(mounted.error().reason());
   };
   EXPECT_EQ(reason(), "mounted");
   Shell("printf X | dd of=" + folder + "/meta.erofs bs=1 seek=3000 conv=notrunc status=none");
-  EXPECT_EQ(reason(), "layer.corrupt");  // although it was verified before
+  EXPECT_EQ(reason(), "layer.corrupt");
   Shell("rm -r " + folder + "/data.blob");
   EXPECT_NE(reason(), "mounted");
   // Building it again heals what is visibly damaged.
@@ -662,6 +663,7 @@ TEST_F(StoreTest, Remove_IsRefusedWhileInUseAndTakesNamesOneByOne) {
   EXPECT_EQ(other->Remove("a:2").error().reason(), "layer.in_use");
   EXPECT_EQ(store_->Remove("a:2").error().reason(), "layer.in_use");
   layer.reset();
+  ASSERT_TRUE(mounts.Settle());
   EXPECT_EQ(
       other->Remove("a:2", [](const LayerId&) -> Result<bool> { return true; }).error().reason(),
       "layer.in_use");

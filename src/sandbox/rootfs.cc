@@ -9,7 +9,7 @@
 
 namespace dsec::sandbox {
 
-Result<std::vector<LayerId>> ResolveLayers(const image::LayerStore& store, const LayerRefs& refs) {
+Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const LayerRefs& refs) {
   struct Reference {
     const std::string& text;
     image::LayerKind kind;
@@ -24,7 +24,7 @@ Result<std::vector<LayerId>> ResolveLayers(const image::LayerStore& store, const
   }
   std::vector<LayerId> ids;
   for (const Reference& reference : references) {
-    auto layer = store.Resolve(reference.text, reference.kind);
+    auto layer = catalog.Resolve(reference.text, reference.kind);
     if (!layer.ok()) return std::move(layer).error().WithField(reference.field);
     ids.push_back(std::move(layer->id));
   }

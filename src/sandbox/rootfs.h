@@ -8,7 +8,7 @@
 #include "base/id.h"
 #include "base/result.h"
 #include "image/layer_mounts.h"
-#include "image/layer_store.h"
+#include "image/shared_catalog.h"
 #include "os/unique_fd.h"
 #include "sandbox/isolators/scratch.h"
 
@@ -22,8 +22,9 @@ struct LayerRefs {
   std::string workspace;  // empty: none
   std::vector<std::string> toolkits;
 };
-// kNotFound "layer.not_found", kInvalidArgument "layer.wrong_kind", with the field.
-Result<std::vector<LayerId>> ResolveLayers(const image::LayerStore& store, const LayerRefs& refs);
+// kNotFound "layer.not_found", kInvalidArgument "layer.wrong_kind", kUnavailable
+// "layer.unreachable", with the field.
+Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const LayerRefs& refs);
 Result<HeldLayers> AcquireLayers(image::LayerMounts& mounts, const std::vector<LayerId>& ids);
 
 // A clone of each layer's one mount on the node, in the same order, with ids mapped through

@@ -32,7 +32,7 @@ runtime::Task<std::vector<apiserver::LayerView>> LayerCatalog::List(apiserver::L
     filter.labels = query.labels;
     filter.after = query.after;
     filter.limit = query.limit;
-    DSEC_TRY(const std::vector<image::LayerInfo> found, store_.List(filter));
+    DSEC_TRY(const std::vector<image::LayerInfo> found, catalog_.List(filter));
     std::vector<apiserver::LayerView> views;
     for (const image::LayerInfo& info : found) views.push_back(ViewOf(info));
     return views;
@@ -43,7 +43,7 @@ runtime::Task<std::vector<apiserver::LayerView>> LayerCatalog::List(apiserver::L
 
 runtime::Task<apiserver::LayerView> LayerCatalog::Get(std::string ref, runtime::Deadline deadline) {
   auto find = [this, ref = std::move(ref)]() -> Result<apiserver::LayerView> {
-    DSEC_TRY(const image::LayerInfo info, store_.Find(ref));
+    DSEC_TRY(const image::LayerInfo info, catalog_.Find(ref));
     return ViewOf(info);
   };
   auto view = co_await pool_.Run(std::move(find), deadline);
@@ -51,7 +51,7 @@ runtime::Task<apiserver::LayerView> LayerCatalog::Get(std::string ref, runtime::
 }
 
 runtime::Task<void> LayerCatalog::Remove(std::string ref, runtime::Deadline deadline) {
-  auto remove = [this, ref = std::move(ref)] { return store_.Remove(ref); };
+  auto remove = [this, ref = std::move(ref)] { return catalog_.Remove(ref); };
   auto removed = co_await pool_.Run(std::move(remove), deadline);
   co_return removed;
 }

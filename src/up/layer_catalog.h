@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "apiserver/layers_api.h"
-#include "image/layer_store.h"
+#include "image/shared_catalog.h"
 #include "runtime/blocking_pool.h"
 
 namespace dsec::up {
@@ -13,15 +13,16 @@ namespace dsec::up {
 // The node's layer store as the apiserver shows it, on threads of its own.
 class LayerCatalog final : public apiserver::LayerCatalog {
  public:
-  // `store` must outlive it.
-  explicit LayerCatalog(image::LayerStore& store) : store_(store), pool_("layer_catalog", 2, 256) {}
+  // `catalog` must outlive it.
+  explicit LayerCatalog(image::SharedCatalog& catalog)
+      : catalog_(catalog), pool_("layer_catalog", 2, 256) {}
   runtime::Task<std::vector<apiserver::LayerView>> List(apiserver::LayerQuery query,
                                                         runtime::Deadline deadline) override;
   runtime::Task<apiserver::LayerView> Get(std::string ref, runtime::Deadline deadline) override;
   runtime::Task<void> Remove(std::string ref, runtime::Deadline deadline) override;
 
  private:
-  image::LayerStore& store_;
+  image::SharedCatalog& catalog_;
   runtime::BlockingPool pool_;
 };
 

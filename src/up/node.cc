@@ -213,6 +213,15 @@ std::string LayersDir(const config::NodeConfig& config) {
   return config.layers_dir.empty() ? config.state_dir + "/layers" : config.layers_dir;
 }
 
+image::LayerMountOptions LayerMountOptionsOf(const config::NodeConfig& config) {
+  image::LayerMountOptions options;
+  options.cache_dir = config.layers_cache_dir.empty() ? config.state_dir + "/layers_cache"
+                                                      : config.layers_cache_dir;
+  options.cache_bytes = config.layers_cache_bytes;
+  options.patience = std::chrono::milliseconds(config.layers_patience_ms);
+  return options;
+}
+
 size_t ShardCount(const config::NodeConfig& config) {
   if (config.shards != 0) return config.shards;
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);

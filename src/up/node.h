@@ -7,6 +7,7 @@
 #include "config/node_config.h"
 #include "edge/options.h"
 #include "fn/options.h"
+#include "image/layer_mounts.h"
 #include "os/unique_fd.h"
 #include "sandbox/backends/container/container_backend.h"
 #include "sandbox/backends/fncall/fncall_backend.h"
@@ -26,6 +27,7 @@ edge::EdgeOptions EdgeOptionsOf(const config::NodeConfig& config, const std::str
 sandbox::FnCallOptions FnCallOptionsOf(const config::NodeConfig& config);
 Result<fn::FnOptions> FnOptionsOf(const config::NodeConfig& config);
 std::string LayersDir(const config::NodeConfig& config);
+image::LayerMountOptions LayerMountOptionsOf(const config::NodeConfig& config);
 size_t ShardCount(const config::NodeConfig& config);
 
 // Raises the soft RLIMIT_NOFILE to the hard one.

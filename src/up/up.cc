@@ -101,14 +101,16 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   DSEC_TRY(const std::string key, LoadApiKey(config.state_dir));
   if (auto raised = RaiseOpenFiles(); !raised.ok())
     log::Warn("node.rlimit", {{"error", raised.error()}});
-  DSEC_TRY(const auto store, image::LayerStore::Open(LayersDir(config)));
-  image::LayerMounts mounts(*store);
+  // Touches nothing of the layers' root, which may hang.
+  const auto store = image::LayerStore::At(LayersDir(config));
+  image::LayerMounts mounts(*store, LayerMountOptionsOf(config));
+  DSEC_TRY_VOID(mounts.Check());
   DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
   DSEC_TRY(const auto backend, sandbox::ContainerBackend::Open(container, *store, mounts));
   DSEC_TRY(const auto fn_backend,
-           sandbox::FnCallBackend::Open(FnCallOptionsOf(config), backend->parts(), *store, mounts));
+           sandbox::FnCallBackend::Open(FnCallOptionsOf(config), backend->parts(), mounts));
   DSEC_TRY(fn::FnOptions fn_options, FnOptionsOf(config));
-  LayerCatalog catalog(*store);
+  LayerCatalog catalog(mounts.catalog());
 
   auto shards = std::make_unique<runtime::Shards>(ShardCount(config));
   DSEC_TRY(const auto edge, edge::Edge::Open(EdgeOptionsOf(config, backend->ScratchPath()), *shards,
@@ -220,7 +222,8 @@ int PurgeMain(int argc, char** argv) {
              sandbox::ContainerBackend::Purge(container, Clock::System().Mono() + seconds(60)));
     for (const std::string& line : removed) std::printf("removed %s\n", line.c_str());
     // The records name nothing that exists any more, and nobody asks for artefacts.
-    for (const char* name : {"edge.db", "edge.db-wal", "edge.db-shm", "fn_artifacts"}) {
+    for (const char* name :
+         {"edge.db", "edge.db-wal", "edge.db-shm", "fn_artifacts", "layers_cache"}) {
       std::error_code error;
       std::filesystem::remove_all(config.state_dir + "/" + name, error);
       if (error)

@@ -15,7 +15,7 @@ void FnCallTest::TearDown() {
 
 void FnCallTest::OpenFnCall() {
   fncall_.reset();
-  auto opened = FnCallBackend::Open({}, backend_->parts(), layers_->store(), layers_->mounts());
+  auto opened = FnCallBackend::Open({}, backend_->parts(), layers_->mounts());
   ASSERT_TRUE(opened.ok()) << opened.error().ToString();
   fncall_ = std::move(*opened);
 }

@@ -100,6 +100,7 @@ struct ContainerBackend::Host {
   CreateWorks works;
   std::unique_ptr<SlotPool> slots;
   // Last, so that their jobs find all of the above.
+  std::unique_ptr<runtime::BlockingPool> layer_pool;  // waits for the store, never for long
   std::unique_ptr<runtime::BlockingPool> create_pool;
   std::unique_ptr<runtime::BlockingPool> host_pool;
   std::unique_ptr<runtime::BlockingPool> pack_pool;
@@ -261,6 +262,8 @@ Result<std::unique_ptr<ContainerBackend>> ContainerBackend::Open(const Container
   pool.indices = options.ids.slots;
   pool.ready = options.slot_pool_size;
   host->slots = std::make_unique<SlotPool>(pool, std::move(hooks), found);
+  host->layer_pool =
+      std::make_unique<runtime::BlockingPool>("mounts", options.layer_threads, kQueueLimit);
   host->create_pool =
       std::make_unique<runtime::BlockingPool>("create", options.create_threads, kQueueLimit);
   host->host_pool =
@@ -306,7 +309,7 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRec
     DSEC_TRY(auto layers, host->AcquireLayers(copy));
     return std::pair(std::move(layers), std::move(copy));
   };
-  DSEC_CO_TRY(auto acquired, co_await host_->create_pool->Run(std::move(acquire), deadline));
+  DSEC_CO_TRY(auto acquired, co_await host_->layer_pool->Run(std::move(acquire), deadline));
   const auto layers = std::make_shared<const HeldLayers>(std::move(acquired.first));
   *record.mutable_layer_ids() = acquired.second.layer_ids();
   phases.Done(record, "layers");
@@ -386,7 +389,7 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::Sandb
   auto hold = [host = host_->host.get(), copy = record]() -> Result<HeldLayers> {
     return host->HoldLayers(copy);
   };
-  DSEC_CO_TRY(auto held, co_await host_->host_pool->Run(std::move(hold), deadline));
+  DSEC_CO_TRY(auto held, co_await host_->layer_pool->Run(std::move(hold), deadline));
   DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
   co_return std::make_shared<ContainerInstance>(
       *host_, record, std::move(agent), std::move(channel),

@@ -27,7 +27,8 @@ struct ContainerOptions {
   uint64_t scratch_bytes = 0;  // ScratchOptions.image_bytes
   model::LimitsPolicy limits;  // what this host cannot hold is taken off
   size_t host_threads = 4;     // removal, figures, sweeps
-  size_t create_threads = 8;   // creates at work; these wait for the layer store
+  size_t create_threads = 8;   // creates at work
+  size_t layer_threads = 32;   // wait for the layer store
 };
 
 // Sandboxes as containers: namespaces, overlay of EROFS layers on a bounded writable layer,

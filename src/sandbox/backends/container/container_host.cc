@@ -228,7 +228,7 @@ Result<HeldLayers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {
   const v1::SandboxSpec& spec = record.spec();
   DSEC_TRY(const auto ids,
            ResolveLayers(
-               *store_,
+               layers_->catalog(),
                {spec.base(), spec.workspace(), {spec.toolkits().begin(), spec.toolkits().end()}}));
   record.clear_layer_ids();
   for (const LayerId& id : ids) record.add_layer_ids(id.str());

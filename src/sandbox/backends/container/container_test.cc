@@ -74,6 +74,7 @@ TEST_F(Container, Layers_AreMountedOnceAndHeldWhileUsed) {
   EXPECT_EQ(layers_->Remove("held:1").error().reason(), "layer.in_use");
   adopted->reset();
   for (const v1::SandboxRecord& record : records) EXPECT_TRUE(Destroy(record).ok());
+  ASSERT_TRUE(layers_->mounts().Settle());
   const auto removed = layers_->Remove("held:1");
   EXPECT_TRUE(removed.ok()) << removed.error().ToString();
 }

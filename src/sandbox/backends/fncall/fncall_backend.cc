@@ -54,9 +54,8 @@ LayerRefs RefsOf(const v1::FnEnvironment& environment) {
 }  // namespace
 
 struct FnCallBackend::State {
-  State(const FnCallOptions& from, const NodeParts& node, const image::LayerStore& layer_store,
-        image::LayerMounts& layer_mounts)
-      : options(from), parts(node), store(layer_store), layers(layer_mounts) {}
+  State(const FnCallOptions& from, const NodeParts& node, image::LayerMounts& layer_mounts)
+      : options(from), parts(node), layers(layer_mounts) {}
 
   // Forgets workers whose thread has ended.
   void Collect() {
@@ -70,7 +69,6 @@ struct FnCallBackend::State {
 
   FnCallOptions options;
   const NodeParts parts;
-  const image::LayerStore& store;
   image::LayerMounts& layers;
   std::mutex mutex;
   std::list<std::shared_ptr<WorkerCore>> cores;
@@ -97,9 +95,8 @@ class FnCallBackend::Worker final : public FnWorker {
 
 Result<std::unique_ptr<FnCallBackend>> FnCallBackend::Open(const FnCallOptions& options,
                                                            const NodeParts& parts,
-                                                           const image::LayerStore& store,
                                                            image::LayerMounts& layers) {
-  auto state = std::make_unique<State>(options, parts, store, layers);
+  auto state = std::make_unique<State>(options, parts, layers);
   FnLimitsPolicy& policy = state->options.limits;
   policy.memory_bytes.unenforceable = parts.tree.MemoryUnenforceable();
   policy.processes.unenforceable = parts.tree.PidsUnenforceable();
@@ -137,7 +134,7 @@ runtime::Task<v1::FnEnvironment> FnCallBackend::Resolve(v1::FnEnvironment enviro
                                                         runtime::Deadline deadline) {
   auto resolve = [state = state_.get(),
                   asked = std::move(environment)]() -> Result<v1::FnEnvironment> {
-    DSEC_TRY(const auto ids, ResolveLayers(state->store, RefsOf(asked)));
+    DSEC_TRY(const auto ids, ResolveLayers(state->layers.catalog(), RefsOf(asked)));
     v1::FnEnvironment found;
     size_t next = 0;
     found.set_base(ids[next++].str());
@@ -174,7 +171,7 @@ runtime::Task<std::unique_ptr<FnWorker>> FnCallBackend::MakeWorker(FnWorkerSpec 
   state_->Collect();
   DSEC_CO_TRY_VOID(CheckWarm(spec.warm));
   auto acquire = [state = state_.get(), asked = spec.environment]() -> Result<HeldLayers> {
-    DSEC_TRY(const auto ids, ResolveLayers(state->store, RefsOf(asked)));
+    DSEC_TRY(const auto ids, ResolveLayers(state->layers.catalog(), RefsOf(asked)));
     return AcquireLayers(state->layers, ids);
   };
   DSEC_CO_TRY(auto held, co_await state_->pool->Run(std::move(acquire), deadline));

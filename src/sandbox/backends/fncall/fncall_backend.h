@@ -34,10 +34,9 @@ struct FnCallOptions {
 // that waits, some more while it works. Everything on the host bears names of kind kWorker.
 class FnCallBackend final : public FnBackend {
  public:
-  // `parts`, `store` and `layers` must outlive it.
+  // `parts` and `layers` must outlive it.
   static Result<std::unique_ptr<FnCallBackend>> Open(const FnCallOptions& options,
                                                      const NodeParts& parts,
-                                                     const image::LayerStore& store,
                                                      image::LayerMounts& layers);
   // Ends all workers; no call may be under way. Blocks until they are gone or would not go.
   ~FnCallBackend() override;

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/layer_files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <string>
+
+#include "image/digest.h"
+#include "image/erofs_writer.h"
+#include "image/fs.h"
+#include "image/root_calls.h"
+#include "os/file.h"
+
+namespace dsec::image {
+namespace {
+
+constexpr char kManifestName[] = "manifest.json";
+constexpr size_t kMaxManifest = 1 << 20;
+
+Error Corrupt(const LayerId& id, std::string_view what) {
+  return Error(Code::kInternal, "layer.corrupt", fmt::format("{}: {}", id.str(), what));
+}
+
+Result<os::UniqueFd> OpenOnRoot(int dirfd, const char* name, int flags) {
+  auto fd = os::OpenAt(dirfd, name, flags | O_NOFOLLOW);
+  if (!fd.ok()) return RootError(std::move(fd).error());
+  return fd;
+}
+
+}  // namespace
+
+Result<LayerFiles> OpenLayer(int blobs, const LayerId& id, bool with_meta) {
+  const std::string hex = id.str().substr(sizeof("sha256:") - 1);
+  const Error gone(Code::kNotFound, "layer.not_found",
+                   fmt::format("the files of {} are missing", id.str()));
+  auto dir = OpenOnRoot(blobs, hex.c_str(), O_RDONLY | O_DIRECTORY);
+  if (!dir.ok()) return dir.error().sys_errno() == ENOENT ? gone : std::move(dir).error();
+  LayerFiles files;
+  DSEC_TRY(files.lock, OpenOnRoot(dir->get(), kManifestName, O_RDONLY));
+  if (::flock(files.lock.get(), LOCK_SH | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return gone;  // is being removed
+    return RootError(os::ErrnoError("layer.io", "lock a layer"));
+  }
+  // Removed between the open and the lock?
+  struct stat held;
+  struct stat present;
+  const std::string path = hex + "/" + kManifestName;
+  if (::fstat(files.lock.get(), &held) != 0 ||
+      ::fstatat(blobs, path.c_str(), &present, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (errno == ENOENT) return gone;
+    return RootError(os::ErrnoError("layer.io", "stat a layer"));
+  }
+  if (held.st_ino != present.st_ino) return gone;
+  auto text = os::ReadAll(files.lock.get(), kMaxManifest);
+  if (!text.ok()) return RootError(std::move(text).error());
+  if (Sha256Hex(*text) != hex) return Corrupt(id, "the manifest does not have this digest");
+  DSEC_TRY(files.manifest, Manifest::Parse(*text));
+  const auto open = [&](const char* file, uint64_t size, os::UniqueFd& fd) -> Result<void> {
+    DSEC_TRY(fd, OpenOnRoot(dir->get(), file, O_RDONLY));
+    struct stat status;
+    if (::fstat(fd.get(), &status) != 0)
+      return RootError(os::ErrnoError("layer.io", "stat a layer's file"));
+    if (static_cast<uint64_t>(status.st_size) != size) {
+      return Corrupt(id, fmt::format("{} has {} bytes, not {}", file, status.st_size, size));
+    }
+    return Ok();
+  };
+  if (with_meta) DSEC_TRY_VOID(open(kMetaName, files.manifest.meta.size, files.meta));
+  DSEC_TRY_VOID(open(kBlobName, files.manifest.blob.size, files.blob));
+  files.info.id = id;
+  files.info.kind = files.manifest.kind;
+  files.info.meta_bytes = files.manifest.meta.size;
+  files.info.blob_bytes = files.manifest.blob.size;
+  files.info.config = files.manifest.config;
+  return files;
+}
+
+}  // namespace dsec::image

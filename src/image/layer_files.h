@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "base/id.h"
+#include "base/result.h"
+#include "image/layer.h"
+#include "os/unique_fd.h"
+
+namespace dsec::image {
+
+// The files of one layer, held so that no process of this node removes them while this lives.
+struct LayerFiles {
+  LayerInfo info;  // as far as the manifest knows it, when it comes from OpenLayer
+  Manifest manifest;
+  os::UniqueFd lock;  // manifest.json with a shared flock
+  os::UniqueFd meta;
+  os::UniqueFd blob;
+};
+
+// Opens the files of a layer below `blobs` and checks manifest and sizes against its id; the
+// metadata only if `with_meta`. Blocking, on the file system of the store. kNotFound
+// "layer.not_found", kInternal "layer.corrupt", kUnavailable "layer.unreachable".
+Result<LayerFiles> OpenLayer(int blobs, const LayerId& id, bool with_meta);
+
+}  // namespace dsec::image

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/root_calls.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <thread>
+
+namespace dsec::image {
+namespace {
+
+// errno(3) of a server that is gone, does not answer or has lost its client.
+constexpr std::array kTrouble = {EIO,        ENOTCONN,     ESTALE,   ETIMEDOUT,   EHOSTDOWN,
+                                 EREMOTEIO,  EHOSTUNREACH, ENETDOWN, ENETUNREACH, ECONNREFUSED,
+                                 ECONNRESET, ECONNABORTED, ENODEV,   ENXIO,       ENOLINK,
+                                 ESHUTDOWN,  EAGAIN,       EINTR,    EPROTO};
+
+}  // namespace
+
+Error Unreachable(std::string_view what) {
+  return Error(Code::kUnavailable, "layer.unreachable",
+               fmt::format("the root of the layer store cannot be reached: {}", what));
+}
+
+Error RootError(Error error) {
+  if (std::ranges::find(kTrouble, error.sys_errno()) == kTrouble.end()) return error;
+  return Unreachable(error.message()).WithErrno(error.sys_errno());
+}
+
+struct RootThreads::State {
+  explicit State(size_t most) : limit(most) {}
+  const size_t limit;
+  std::mutex mutex;
+  std::condition_variable ended;
+  size_t running = 0;
+};
+
+RootThreads::RootThreads(size_t limit) : state_(std::make_shared<State>(limit)) {}
+
+bool RootThreads::Start(std::function<void()> call) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->running >= state_->limit) return false;
+    ++state_->running;
+  }
+  std::thread([state = state_, call = std::move(call)]() mutable {
+    pthread_setname_np(pthread_self(), "layer_root");
+    call();
+    call = nullptr;  // before anybody learns that this call is over
+    {
+      const std::lock_guard lock(state->mutex);
+      --state->running;
+    }
+    state->ended.notify_all();
+  }).detach();
+  return true;
+}
+
+bool RootThreads::Wait(std::chrono::milliseconds patience) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->ended.wait_for(lock, patience, [&] { return state_->running == 0; });
+}
+
+struct RootLane::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;
+  std::optional<MonoTime> busy_since;
+  bool closed = false;
+
+  void Work() {
+    pthread_setname_np(pthread_self(), "layer_catalog");
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [&] { return closed || !queue.empty(); });
+      if (closed) return;
+      auto run = std::move(queue.front());
+      queue.pop_front();
+      busy_since = Clock::System().Mono();
+      lock.unlock();
+      run();
+      run = nullptr;
+      lock.lock();
+      busy_since.reset();
+    }
+  }
+};
+
+RootLane::RootLane() : state_(std::make_shared<State>()) {
+  std::thread([state = state_] { state->Work(); }).detach();
+}
+
+RootLane::~RootLane() {
+  std::deque<std::function<void()>> dropped;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+    dropped.swap(state_->queue);
+  }
+  state_->changed.notify_all();
+}
+
+bool RootLane::Add(std::function<void()> run, std::chrono::milliseconds patience) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->busy_since && Clock::System().Mono() - *state_->busy_since > patience) return false;
+    state_->queue.push_back(std::move(run));
+  }
+  state_->changed.notify_all();
+  return true;
+}
+
+}  // namespace dsec::image
