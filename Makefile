@@ -18,9 +18,9 @@ build: setup ## configure and build PRESET (dev)
 	@cmake --preset $(PRESET) > /dev/null
 	@cmake --build --preset $(PRESET) -j $(JOBS)
 
-demo: ## install, build, start the platform and run the main job on real input
+demo: ## install, build, start the platform and run the main job on real input; SHARED=moosefs: layers on a cluster file system
 	@$(MAKE) --no-print-directory build PRESET=dev
-	@tools/demo/run_demo.sh
+	@SHARED=$(SHARED) tools/demo/run_demo.sh
 
 test: ## every test, lint included; prints skips with reasons
 	@$(MAKE) --no-print-directory build PRESET=dev

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The main job: builds the layers (once), starts the platform, runs the demo's driver, stops the platform and shows that
-# nothing is left on the host.
+# nothing is left on the host. SHARED=moosefs: the layers lie on a MooseFS of the demo's own, mounted through FUSE.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -9,6 +9,30 @@ cache="$root/build/demo"
 bin="$root/build/dev/bin"
 store="$cache/layers"
 node=demo
+
+case "${SHARED:-}" in
+  "") ;;
+  moosefs)
+    if [[ -z "${DSEC_DEMO_SHARED_ROOT:-}" ]]; then
+      cluster=$(mktemp -d /tmp/dsec-demo-moose.XXXXXX)
+      trap 'rm -rf "$cluster"' EXIT
+      status=0
+      DSEC_DEMO_SHARED_ROOT="$cluster/mnt" "$root/tools/shared_root/moosefs.py" run "$cluster" -- "$0" "$@" || status=$?
+      if grep -F "$cluster" /proc/self/mountinfo >&2; then
+        echo "run_demo: the mount of MooseFS is left" >&2
+        exit 1
+      fi
+      echo "nothing of MooseFS is left: no process, no mount, no network namespace"
+      exit "$status"
+    fi
+    store="$DSEC_DEMO_SHARED_ROOT/layers"
+    echo "layers are on $(stat -f -c %T "$DSEC_DEMO_SHARED_ROOT") at $store"
+    ;;
+  *)
+    echo "run_demo: SHARED is moosefs or empty" >&2
+    exit 2
+    ;;
+esac
 state=$(mktemp -d /tmp/dsec-demo.XXXXXX)
 
 # What of this node is on the host: cgroups and mounts (processes live in the cgroups).
@@ -20,7 +44,7 @@ host_things() {
 layer() { # kind name tree
   if ! "$bin/dsec" layer show "$2" --layers "$store" > /dev/null 2>&1 || [[ "$3.stamp" -nt "$3.built" ]]; then
     "$bin/dsec" layer build --layers "$store" --kind "$1" --name "$2" --from-dir "$3"
-    touch "$3.built"
+    [[ -n "${SHARED:-}" ]] || touch "$3.built"
   fi
 }
 
