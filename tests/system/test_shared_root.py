@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 
@@ -88,9 +87,11 @@ def store(cluster):
     tree = ROOT / "build" / "demo" / "base"
     subprocess.run([ROOT / "tools" / "demo" / "build_base.sh", tree], check=True, stdout=subprocess.DEVNULL)
     made = Layers(cluster, folder)
-    made.build("base", BASE, tree)
-    yield made
-    support.remove_tree(folder)
+    try:
+        made.build("base", BASE, tree)
+        yield made
+    finally:
+        support.remove_tree(folder)
 
 
 @contextlib.contextmanager
@@ -217,11 +218,18 @@ def test_case_113_content_that_does_not_come_gives_an_io_error(store, node, clie
     store.cluster.mount(io_timeout=3)
     try:
         with sandbox(client, workspace=name) as box:
+            # The programs are in the page cache, the file is not.
+            assert box.run_shell("cat /cold/number; sha256sum /cold/number").exit_code == 0
             with stopped(store.cluster.chunkserver):
                 failed = box.run_shell("cat /cold/data > /dev/null", timeout=120)
                 assert failed.exit_code == 1
                 assert b"Input/output error" in failed.stderr
-            wait_until(lambda: box.run_shell("sha256sum /cold/data").stdout.startswith(wanted.encode()), 60, "the data are back")
+            # MooseFS stays with an error for as long as the file is open, and the mount has it open: docs/shared_root.md.
+            assert box.run_shell("cat /cold/number; ls /cold").exit_code == 0
+        node.stop()
+        node.start()
+        with node.client() as fresh, sandbox(fresh, workspace=name) as box:
+            assert digest(box) == wanted
     finally:
         store.cluster.remount()
 
@@ -266,8 +274,8 @@ def test_case_113_client_that_dies_is_noticed_and_replaced(store, node, client):
 def test_case_113_node_starts_while_the_root_hangs(store, node, client):
     with sandbox(client, ttl=600) as box:
         assert box.run_shell("echo here").stdout == b"here\n"
+        node.kill()
         with stopped(store.cluster.chunkserver), stopped(store.cluster.master):
-            node.kill()
             node.start()
             assert box.run_shell("echo again").stdout == b"again\n"
             took, status, reply = create_once(node)

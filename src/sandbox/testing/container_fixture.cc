@@ -88,6 +88,9 @@ Result<TestLayers*> TestLayers::Get() {
   request.source = image::SourceKind::kDirectory;
   request.path = tree;
   DSEC_TRY_VOID(made->store_->Build(request, nullptr));
+  // What the catalogue keeps open is there before any test counts, and forked daemons know the
+  // name.
+  DSEC_TRY_VOID(made->mounts_->catalog().Resolve(request.name, request.kind));
   fs::remove_all(tree);
   layers = std::move(made);
   return layers.get();
