@@ -367,7 +367,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
   {
     // Used without an answer of the store meanwhile: here is its hold there.
     const std::lock_guard lock(slot->mutex);
-    const auto mounted = slot->mount.lock();
+    auto mounted = slot->mount.lock();
     if (mounted != nullptr && mounted->blob_ == blob) {
       if (!mounted->lock_.valid()) mounted->lock_ = std::move(files.lock);
       return mounted;
