@@ -15,13 +15,13 @@
 #include "image/digest.h"
 #include "image/erofs_writer.h"
 #include "image/fs.h"
+#include "image/layer_files.h"
 #include "image/root_calls.h"
 #include "os/file.h"
 
 namespace dsec::image {
 namespace {
 
-constexpr char kManifestName[] = "manifest.json";
 constexpr std::string_view kNewPrefix = "new-";
 constexpr size_t kMaxManifest = 1 << 20;
 constexpr size_t kCopyBuffer = 1 << 20;
@@ -116,6 +116,23 @@ Result<std::optional<LocalLayer>> LayerCache::Find(const LayerId& id) {
   }
   if (*opened) static_cast<void>(::utimensat(dir_.get(), hex.c_str(), nullptr, 0));
   return opened;
+}
+
+bool LayerCache::Unchanged(const LayerId& id) {
+  const std::string hex = HexOf(id);
+  struct stat manifest;
+  struct stat meta;
+  if (::fstatat(dir_.get(), (hex + "/" + kManifestName).c_str(), &manifest, AT_SYMLINK_NOFOLLOW) !=
+          0 ||
+      ::fstatat(dir_.get(), (hex + "/" + kMetaName).c_str(), &meta, AT_SYMLINK_NOFOLLOW) != 0)
+    return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = copies_.find(hex);
+  if (found == copies_.end() || found->second.meta != StampOf(meta) ||
+      found->second.manifest != StampOf(manifest))
+    return false;
+  found->second.used = ++clock_;
+  return true;
 }
 
 Result<std::optional<LocalLayer>> LayerCache::OpenCopy(const std::string& hex) {

@@ -44,6 +44,9 @@ class LayerCache {
   // file has changed since; a copy that fails that is removed, and so counts as none.
   Result<std::optional<LocalLayer>> Find(const LayerId& id);
 
+  // Whether there is a copy that is as it was when its digests were right. Cheap.
+  bool Unchanged(const LayerId& id);
+
   // Copies `meta` (a file of the store, read from its start: may hang) and keeps it together with
   // the manifest. kInternal "layer.corrupt" when the bytes do not have the digest of the manifest,
   // kUnavailable "layer.unreachable". What is to go for it is asked for with `release`; false:

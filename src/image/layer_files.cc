@@ -17,7 +17,6 @@
 namespace dsec::image {
 namespace {
 
-constexpr char kManifestName[] = "manifest.json";
 constexpr size_t kMaxManifest = 1 << 20;
 
 Error Corrupt(const LayerId& id, std::string_view what) {

@@ -8,6 +8,9 @@
 
 namespace dsec::image {
 
+// In the folder of a layer, beside its metadata and content.
+inline constexpr char kManifestName[] = "manifest.json";
+
 // The files of one layer, held so that no process of this node removes them while this lives.
 struct LayerFiles {
   LayerInfo info;  // as far as the manifest knows it, when it comes from OpenLayer

@@ -2,7 +2,6 @@
 #include "image/layer_mounts.h"
 
 #include <fcntl.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -15,11 +14,10 @@
 
 #include "base/fault.h"
 #include "base/log.h"
-#include "image/fs.h"
+#include "image/erofs_mount.h"
 #include "image/layer_files.h"
 #include "image/root_calls.h"
 #include "os/file.h"
-#include "os/mount.h"
 
 namespace dsec::image {
 namespace {
@@ -27,7 +25,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::minutes kTrimPeriod{1};
-constexpr char kBdiFolder[] = "/sys/class/bdi";
 // A create does without the store's answer after this long where it can.
 constexpr milliseconds kKeptPatience{1500};
 // A mount in use is looked after this often, by an Acquire that waits so long for the answer.
@@ -36,57 +33,6 @@ constexpr milliseconds kLookPatience{100};
 // For a layer that nobody has asked for yet while calls for another one hang.
 constexpr milliseconds kTroubledPatience{2000};
 constexpr milliseconds kEndPatience{2000};
-
-// The backing devices of file-backed EROFS mounts. Their numbers are a counter of the kernel and
-// nothing leads from a mount to its own, so the ones that a mount added are found by comparing.
-Result<std::set<std::string>> ErofsBackingDevices() {
-  DSEC_TRY(const auto folder, os::OpenAt(AT_FDCWD, kBdiFolder, O_RDONLY | O_DIRECTORY));
-  DSEC_TRY(const auto names, ListNames(folder.get(), UINT64_MAX));
-  std::set<std::string> found;
-  for (const std::string& name : names) {
-    if (name.starts_with("erofs-")) found.insert(name);
-  }
-  return found;
-}
-
-// A mount that another thread or process makes at the same moment gets this readahead, too; all of
-// this process want it, and others are not harmed by it.
-Result<void> SetReadAhead(const std::set<std::string>& before, uint32_t kib) {
-  DSEC_TRY(const auto after, ErofsBackingDevices());
-  for (const std::string& name : after) {
-    if (before.contains(name)) continue;
-    const std::string path = fmt::format("{}/{}/read_ahead_kb", kBdiFolder, name);
-    auto set = os::WriteExisting(AT_FDCWD, path.c_str(), std::to_string(kib));
-    // Another one's may have ended meanwhile.
-    if (!set.ok() && set.error().sys_errno() != ENOENT) return set;
-  }
-  return Ok();
-}
-
-Result<os::UniqueFd> MountErofs(int meta_fd, int blob_fd) {
-  // By descriptor, so that what was checked is what is mounted.
-  const std::string meta = fmt::format("/proc/self/fd/{}", meta_fd);
-  const std::string blob = fmt::format("/proc/self/fd/{}", blob_fd);
-  DSEC_TRY(auto context, os::FsContext::Open("erofs"));
-  DSEC_TRY_VOID(context.SetString("source", meta.c_str()));
-  DSEC_TRY_VOID(context.SetString("device", blob.c_str()));
-  DSEC_TRY_VOID(context.SetFlag("ro"));
-  return std::move(context).Mount(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID);
-}
-
-Result<std::shared_ptr<const os::UniqueFd>> MountWithReadAhead(int meta, int blob, uint32_t kib) {
-  auto before = ErofsBackingDevices();
-  auto mounted = MountErofs(meta, blob);  // opens the blob once more: may hang
-  if (!mounted.ok()) {
-    Error error = RootError(mounted.error());
-    if (error.reason() == "layer.unreachable") return error;
-    return Error(Code::kInternal, "layer.mount_failed", mounted.error().message())
-        .WithErrno(mounted.error().sys_errno());
-  }
-  auto set = before.ok() ? SetReadAhead(*before, kib) : Result<void>(std::move(before).error());
-  if (!set.ok()) log::Warn("layer.read_ahead_not_set", {{"error", set.error()}});
-  return std::make_shared<const os::UniqueFd>(*std::move(mounted));
-}
 
 // The layers' folder, found by its path each time: a mount that went and came back is another one.
 Result<os::UniqueFd> OpenBlobs(const std::string& root) {
@@ -136,6 +82,7 @@ struct LayerMounts::Kept {
   LayerInfo info;
   MountedLayer::Blob blob;
   std::shared_ptr<const os::UniqueFd> mount;
+  std::shared_ptr<LayerHold> hold;  // of the last use that had one
 };
 
 struct LayerMounts::Slot {
@@ -145,6 +92,15 @@ struct LayerMounts::Slot {
   MonoTime mounting_since;
   std::shared_ptr<Pending<bool>> looking;  // the look under way
   MonoTime looked;
+};
+
+// A layer that a call of Acquire wants.
+struct LayerMounts::Wanted {
+  LayerId id;
+  std::shared_ptr<Slot> slot;
+  std::shared_ptr<Pending<Mounted>> pending = nullptr;  // joined, unless `mounted`
+  Mounted mounted = nullptr;
+  milliseconds wait{0};
 };
 
 struct LayerMounts::State {
@@ -196,11 +152,15 @@ struct LayerMounts::State {
     }
     End(std::move(ended));
   }
-  // An unmount throws the pages of the layer away, which takes its time.
+  // An unmount throws the pages of the layer away, which takes its time, and close(2) on a cluster
+  // file system may hang like all else.
   void End(std::list<Kept> ended) {
     if (ended.empty()) return;
     auto held = std::make_shared<std::list<Kept>>(std::move(ended));
-    if (!closers.Start([held] { held->clear(); })) held->clear();
+    if (closers.Start([held] { held->clear(); })) return;
+    // So many hang already that these wait for the end of the process.
+    const std::lock_guard lock(mutex);
+    left.splice(left.end(), *held);
   }
   // Whether the copy on this node may go; then nothing is kept mounted of it.
   bool Release(const LayerId& id) {
@@ -210,13 +170,15 @@ struct LayerMounts::State {
     static_cast<void>(TakeKept(id, &kNoBlob));
     return true;
   }
-  // close(2) on a cluster file system may hang like all else.
-  void Close(os::UniqueFd fd) {
-    if (!fd.valid()) return;
-    auto held = std::make_shared<os::UniqueFd>(std::move(fd));
-    const bool started = closers.Start([held] { held->Reset(); });
-    // So many hang that this one is left open; it is closed at the end of the process.
-    if (!started) static_cast<void>(held->Release());
+  // The hold of the mount that is kept, if it has one.
+  std::shared_ptr<LayerHold> KeptHold(const LayerId& id) {
+    const std::lock_guard lock(mutex);
+    const auto found =
+        std::ranges::find_if(kept, [&](const Kept& item) { return item.info.id == id; });
+    return found == kept.end() ? nullptr : found->hold;
+  }
+  std::string FolderOf(const LayerId& id) const {
+    return fmt::format("{}/blobs/{}", root, id.str().substr(sizeof("sha256:") - 1));
   }
   // The lock of a slot is taken before that of this object.
   std::vector<std::shared_ptr<Slot>> AllSlots() {
@@ -238,9 +200,11 @@ struct LayerMounts::State {
   Result<std::unique_ptr<LayerCache>> cache = Unreachable("");
   RootThreads threads;
   RootThreads closers;
+  RootLane releases;  // of holds
   mutable std::mutex mutex;
   std::map<LayerId, std::shared_ptr<Slot>> slots;
   std::list<Kept> kept;  // most recently used first
+  std::list<Kept> left;
   size_t keep;
 };
 
@@ -265,9 +229,12 @@ LayerMounts::~LayerMounts() {
   trimmer_.join();
   {
     std::list<Kept> ended;
-    const std::lock_guard lock(state_->mutex);
-    state_->keep = 0;
-    ended.swap(state_->kept);
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->keep = 0;
+      ended.swap(state_->kept);
+    }
+    state_->End(std::move(ended));
   }
   const bool over = state_->threads.Wait(kEndPatience) && state_->closers.Wait(kEndPatience);
   if (!over) log::Error("layer.calls_left_behind", {{"root", state_->root}});
@@ -279,125 +246,224 @@ Result<void> LayerMounts::Check() const {
 }
 
 bool LayerMounts::Settle() const {
-  return state_->threads.Wait(state_->options.patience) &&
-         state_->closers.Wait(state_->options.patience);
+  const milliseconds patience = state_->options.patience;
+  return state_->threads.Wait(patience) &&
+         state_->releases.Run<void>([]() -> Result<void> { return Ok(); }, patience).ok() &&
+         state_->closers.Wait(patience);
 }
 
 Result<std::shared_ptr<const MountedLayer>> LayerMounts::Acquire(const LayerId& id) {
+  DSEC_TRY(auto mounted, Acquire(std::vector<LayerId>{id}));
+  return std::move(mounted.front());
+}
+
+Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::Acquire(
+    const std::vector<LayerId>& ids) {
   DSEC_TRY_VOID(Check());
-  const auto slot = state_->SlotOf(id);
+  const MonoTime begun = Clock::System().Mono();
+  std::vector<Wanted> all;
+  bool missing = false;
+  for (const LayerId& id : ids) {
+    Wanted& wanted = all.emplace_back(id, state_->SlotOf(id));
+    wanted.mounted = InUse(wanted);
+    missing = missing || wanted.mounted == nullptr;
+  }
+  if (missing) {
+    Reuses reuses;
+    const bool troubled = state_->Troubled(begun);
+    for (Wanted& wanted : all) {
+      if (wanted.mounted == nullptr) Begin(wanted, troubled, reuses);
+    }
+    if (!reuses.empty()) StartReuse(state_, std::move(reuses));
+  }
+  std::vector<Mounted> mounted;
+  std::optional<Error> failed;
+  for (const Wanted& wanted : all) {  // to the end: each has been joined
+    auto one = Finish(wanted, begun).Context("mount layer {}", wanted.id.str());
+    if (one.ok()) {
+      mounted.push_back(*std::move(one));
+    } else if (!failed) {
+      failed = std::move(one).error();
+    }
+  }
+  if (failed) return *std::move(failed);
+  return mounted;
+}
+
+// The mount that is in use and has not lost what it stands on.
+LayerMounts::Mounted LayerMounts::InUse(const Wanted& wanted) {
   Mounted mounted;
   {
-    const std::lock_guard lock(slot->mutex);
-    mounted = slot->mount.lock();
+    const std::lock_guard lock(wanted.slot->mutex);
+    mounted = wanted.slot->mount.lock();
   }
-  if (mounted != nullptr) {
-    const auto there = StillThere(slot, mounted);
-    if (!there.ok() || *there) return mounted;
-    log::Warn("layer.mount_lost", {{"layer", id}});
-    const std::lock_guard lock(slot->mutex);
-    if (slot->mount.lock() == mounted) slot->mount.reset();
-  }
+  if (mounted == nullptr) return nullptr;
+  const auto there = StillThere(wanted.slot, mounted);
+  if (!there.ok() || *there) return mounted;
+  log::Warn("layer.mount_lost", {{"layer", wanted.id}});
+  const std::lock_guard lock(wanted.slot->mutex);
+  if (wanted.slot->mount.lock() == mounted) wanted.slot->mount.reset();
+  return nullptr;
+}
 
+// Joins the call under way for the layer or begins one; what only takes a kept mount into use
+// goes to `reuses`.
+void LayerMounts::Begin(Wanted& wanted, bool troubled, Reuses& reuses) {
   const MonoTime now = Clock::System().Mono();
   const milliseconds patience = state_->options.patience;
-  milliseconds wait = state_->HasKept(id) ? std::min(kKeptPatience, patience) : patience;
-  const bool troubled = state_->Troubled(now);
-  std::shared_ptr<Pending<Mounted>> pending;
-  {
-    const std::lock_guard lock(slot->mutex);
-    if ((mounted = slot->mount.lock()) != nullptr) return mounted;
-    if (slot->mounting != nullptr && now - slot->mounting_since > patience) wait = milliseconds(0);
-    if (slot->mounting == nullptr) {
-      if (troubled) wait = std::min(wait, kTroubledPatience);
-      slot->mounting = StartMount(state_, id, slot);
-      slot->mounting_since = now;
-    }
-    pending = slot->mounting;
-    if (pending != nullptr) pending->Join();
+  const bool kept = state_->HasKept(wanted.id);
+  wanted.wait = kept ? std::min(kKeptPatience, patience) : patience;
+  Slot& slot = *wanted.slot;
+  const std::lock_guard lock(slot.mutex);
+  if ((wanted.mounted = slot.mount.lock()) != nullptr) return;
+  if (slot.mounting != nullptr) {
+    if (now - slot.mounting_since > patience) wanted.wait = milliseconds(0);
+    wanted.pending = slot.mounting;
+    wanted.pending->Join();
+    return;
   }
-  if (pending == nullptr) return Unreachable("too many calls on it hang");
-  auto result = pending->Wait(wait);
-  if (result && (result->ok() || !MayComeBack(result->error())))
-    return std::move(*result).Context("mount layer {}", id.str());
+  if (troubled) wanted.wait = std::min(wanted.wait, kTroubledPatience);
+  wanted.pending = slot.mounting = std::make_shared<Pending<Mounted>>();
+  slot.mounting_since = now;
+  wanted.pending->Join();
+  if (kept) {
+    reuses.push_back(wanted);
+  } else if (!StartMount(state_, wanted)) {
+    slot.mounting.reset();
+    wanted.pending->Set(Unreachable("too many calls on it hang"));
+  }
+}
+
+Result<LayerMounts::Mounted> LayerMounts::Finish(const Wanted& wanted, MonoTime begun) {
+  if (wanted.mounted != nullptr) return wanted.mounted;
+  const auto spent = std::chrono::ceil<milliseconds>(Clock::System().Mono() - begun);
+  auto result = wanted.pending->Wait(std::max(wanted.wait - spent, milliseconds(0)));
+  if (result && (result->ok() || !MayComeBack(result->error()))) return *std::move(result);
   // What was there before the trouble began works as far as its pages are cached.
-  if (auto kept = state_->TakeKept(id, nullptr)) {
-    log::Warn("layer.used_without_the_store", {{"layer", id}});
-    const std::lock_guard lock(slot->mutex);
-    if ((mounted = slot->mount.lock()) != nullptr) {
+  Mounted mounted;
+  if (auto kept = state_->TakeKept(wanted.id, nullptr)) {
+    log::Warn("layer.used_without_the_store", {{"layer", wanted.id}});
+    const std::lock_guard lock(wanted.slot->mutex);
+    if ((mounted = wanted.slot->mount.lock()) != nullptr) {
       state_->Keep(*std::move(kept));
       return mounted;
     }
-    mounted = MakeUse(state_, *std::move(kept), os::UniqueFd());
-    slot->mount = mounted;
+    mounted = MakeUse(state_, *std::move(kept), nullptr);
+    wanted.slot->mount = mounted;
     return mounted;
   }
   {
-    const std::lock_guard lock(slot->mutex);
-    if ((mounted = slot->mount.lock()) != nullptr) return mounted;
+    const std::lock_guard lock(wanted.slot->mutex);
+    if ((mounted = wanted.slot->mount.lock()) != nullptr) return mounted;
   }
-  if (result) return std::move(*result).Context("mount layer {}", id.str());
-  return Unreachable("no answer in time").Context("mount layer {}", id.str());
+  if (result) return *std::move(result);
+  return Unreachable("no answer in time");
 }
 
-std::shared_ptr<Pending<LayerMounts::Mounted>> LayerMounts::StartMount(
-    const std::shared_ptr<State>& state, const LayerId& id, const std::shared_ptr<Slot>& slot) {
-  auto pending = std::make_shared<Pending<Mounted>>();
-  const bool started = state->threads.Start([state, id, slot, pending] {
-    auto result = MountNow(state, id, slot);
-    {
-      const std::lock_guard lock(slot->mutex);
-      slot->mounting.reset();
+// One thread for all: they differ in nothing that could hang one and not the next.
+void LayerMounts::StartReuse(const std::shared_ptr<State>& state, Reuses reuses) {
+  const auto all = std::make_shared<const Reuses>(std::move(reuses));
+  const bool started = state->threads.Start([state, all] {
+    for (const Wanted& wanted : *all) {
+      auto mounted = UseAgain(state, wanted);
+      if (!mounted.ok() || *mounted != nullptr) {
+        Conclude(wanted, std::move(mounted));
+      } else if (!StartMount(state, wanted)) {
+        Conclude(wanted, MountNow(state, wanted));
+      }
     }
-    pending->Set(std::move(result));  // nobody can join any more
   });
-  return started ? pending : nullptr;
+  if (started) return;
+  for (const Wanted& wanted : *all) Conclude(wanted, Unreachable("too many calls on it hang"));
+}
+
+// False: so many calls are under way that it was not begun.
+bool LayerMounts::StartMount(const std::shared_ptr<State>& state, const Wanted& wanted) {
+  return state->threads.Start([state, wanted] { Conclude(wanted, MountNow(state, wanted)); });
+}
+
+void LayerMounts::Conclude(const Wanted& wanted, Result<Mounted> result) {
+  {
+    const std::lock_guard lock(wanted.slot->mutex);
+    wanted.slot->mounting.reset();
+  }
+  wanted.pending->Set(std::move(result));  // nobody can join any more
+}
+
+// On a thread that may hang: a kept mount of which nothing has changed, or nullptr.
+Result<LayerMounts::Mounted> LayerMounts::UseAgain(const std::shared_ptr<State>& state,
+                                                   const Wanted& wanted) {
+  DSEC_FAULT_POINT("layer.mount.before_open");
+  auto hold = state->KeptHold(wanted.id);
+  if (hold == nullptr || !(*state->cache)->Unchanged(wanted.id)) return Mounted();
+  if (!hold->Again(state->FolderOf(wanted.id))) return Mounted();
+  auto kept = state->TakeKept(wanted.id, nullptr);
+  if (!kept || kept->hold != hold) {
+    // Used without an answer of the store meanwhile, or gone: the long way finds that out.
+    if (kept) state->Keep(*std::move(kept));
+    hold->End();
+    hold->GiveBack();
+    return Mounted();
+  }
+  auto mounted = MakeUse(state, *std::move(kept), std::move(hold));
+  const std::lock_guard lock(wanted.slot->mutex);
+  wanted.slot->mount = mounted;
+  return mounted;
 }
 
 // On a thread that may hang.
 Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>& state,
-                                                   const LayerId& id,
-                                                   const std::shared_ptr<Slot>& slot) {
+                                                   const Wanted& wanted) {
   LayerCache& cache = **state->cache;
   DSEC_FAULT_POINT("layer.mount.before_open");
-  DSEC_TRY(auto local, cache.Find(id));
+  DSEC_TRY(auto local, cache.Find(wanted.id));
   DSEC_TRY(const auto blobs, OpenBlobs(state->root));
-  DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), id, !local.has_value()));
+  DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), wanted.id, !local.has_value()));
   DSEC_TRY(const auto blob, BlobOf(blobs.get(), files.blob.get()));
+  DSEC_TRY(auto hold, LayerHold::Make(std::move(files.lock), files.blob.get()));
   {
     // Used without an answer of the store meanwhile: here is its hold there.
-    const std::lock_guard lock(slot->mutex);
-    auto mounted = slot->mount.lock();
+    const std::lock_guard lock(wanted.slot->mutex);
+    auto mounted = wanted.slot->mount.lock();
     if (mounted != nullptr && mounted->blob_ == blob) {
-      if (!mounted->lock_.valid()) mounted->lock_ = std::move(files.lock);
+      if (mounted->hold_ == nullptr) mounted->hold_ = std::move(hold);
       return mounted;
     }
   }
   // Without its copy, or with a damaged one, a mount that was kept is good for nothing.
-  auto kept = state->TakeKept(id, local ? &blob : &kNoBlob);
+  auto kept = state->TakeKept(wanted.id, local ? &blob : &kNoBlob);
   if (!kept) {
     if (!local) {
       const auto release = [&](const LayerId& other) { return state->Release(other); };
-      DSEC_TRY(local, cache.Add(id, files.manifest, files.meta.get(), release));
+      DSEC_TRY(local, cache.Add(wanted.id, files.manifest, files.meta.get(), release));
     }
-    DSEC_TRY(auto mount, MountWithReadAhead(local->meta.get(), files.blob.get(),
-                                            state->options.read_ahead_kib));
-    kept = Kept{std::move(files.info), blob, std::move(mount)};
+    DSEC_TRY(auto mount,
+             MountLayer(local->meta.get(), files.blob.get(), state->options.read_ahead_kib));
+    kept = Kept{std::move(files.info), blob, std::move(mount), nullptr};
   }
-  auto mounted = MakeUse(state, *std::move(kept), std::move(files.lock));
-  const std::lock_guard lock(slot->mutex);
-  slot->mount = mounted;
+  auto mounted = MakeUse(state, *std::move(kept), std::move(hold));
+  const std::lock_guard lock(wanted.slot->mutex);
+  wanted.slot->mount = mounted;
   return mounted;
 }
 
 LayerMounts::Mounted LayerMounts::MakeUse(const std::shared_ptr<State>& state, Kept kept,
-                                          os::UniqueFd lock) {
-  auto* layer = new MountedLayer(kept.info, kept.blob, kept.mount, std::move(lock));
+                                          std::shared_ptr<LayerHold> hold) {
+  if (hold != nullptr) kept.hold = hold;
+  auto* layer = new MountedLayer(kept.info, kept.blob, kept.mount, std::move(hold));
   // A weak pointer of a slot keeps this function object: what it holds must leave it.
   auto give_back = [state = std::shared_ptr<State>(state),
                     kept = std::move(kept)](const MountedLayer* used) mutable {
-    state->Close(std::move(used->lock_));
+    auto held = std::move(used->hold_);
     delete used;
+    if (held != nullptr) {
+      held->End();
+      // One that came late takes the place of an earlier one, whose file is closed on the lane,
+      // too.
+      std::swap(kept.hold, held);
+      state->releases.Post(
+          [current = kept.hold, earlier = std::move(held)] { current->GiveBack(); });
+    }
     state->Keep(std::move(kept));
     state.reset();
   };

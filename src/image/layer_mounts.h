@@ -9,10 +9,12 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/id.h"
 #include "base/result.h"
 #include "image/layer_cache.h"
+#include "image/layer_hold.h"
 #include "image/layer_store.h"
 #include "image/shared_catalog.h"
 #include "os/unique_fd.h"
@@ -37,11 +39,11 @@ class MountedLayer {
     }
   };
   MountedLayer(LayerInfo info, Blob blob, std::shared_ptr<const os::UniqueFd> mount,
-               os::UniqueFd lock)
+               std::shared_ptr<LayerHold> hold)
       : info_(std::move(info)),
         blob_(std::move(blob)),
         mount_(std::move(mount)),
-        lock_(std::move(lock)) {}
+        hold_(std::move(hold)) {}
   int fd() const { return mount_->get(); }  // O_PATH
   const LayerInfo& info() const { return info_; }
 
@@ -50,7 +52,8 @@ class MountedLayer {
   const LayerInfo info_;
   const Blob blob_;
   const std::shared_ptr<const os::UniqueFd> mount_;
-  mutable os::UniqueFd lock_;  // may come late (LayerMounts::Acquire), under the lock of the slot
+  // May come late (LayerMounts::Acquire), under the lock of the slot.
+  mutable std::shared_ptr<LayerHold> hold_;
 };
 
 struct LayerMountOptions {
@@ -75,8 +78,9 @@ struct LayerMountOptions {
 // which is what shares the page cache among them. Needs Linux 6.12 (file-backed EROFS).
 //
 // Manifest and metadata are copied to this node and checked; the content stays in the store and is
-// read by the kernel as it is needed. The root of the store may hang, fail and come back: each call
-// on it has a thread of its own, one a layer, and no lock is held over it. Thread-safe.
+// read by the kernel as it is needed. The root of the store may hang, fail and come back: calls on
+// it have threads of their own, at most one a layer, and no lock that others need is held over
+// them. Thread-safe.
 //
 // A kept mount of a layer that was removed holds its files, and so their room on disk, until a
 // thread of this object finds that out: it looks each minute.
@@ -100,6 +104,8 @@ class LayerMounts {
   // there is one. kNotFound "layer.not_found", kInternal "layer.corrupt", "layer.mount_failed",
   // kUnavailable "layer.unreachable" (at once while an earlier call for this layer hangs).
   Result<std::shared_ptr<const MountedLayer>> Acquire(const LayerId& id);
+  // Several at once, in the order of `ids`, within one `patience`; the first error if any fails.
+  Result<std::vector<std::shared_ptr<const MountedLayer>>> Acquire(const std::vector<LayerId>& ids);
   // Layers in use through this object now.
   size_t mounted() const;
   // Mounts that are kept without a use.
@@ -116,12 +122,19 @@ class LayerMounts {
   struct Slot;
   struct Kept;
 
-  static std::shared_ptr<Pending<Mounted>> StartMount(const std::shared_ptr<State>& state,
-                                                      const LayerId& id,
-                                                      const std::shared_ptr<Slot>& slot);
-  static Result<Mounted> MountNow(const std::shared_ptr<State>& state, const LayerId& id,
-                                  const std::shared_ptr<Slot>& slot);
-  static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept, os::UniqueFd lock);
+  struct Wanted;
+  using Reuses = std::vector<Wanted>;
+
+  Mounted InUse(const Wanted& wanted);
+  void Begin(Wanted& wanted, bool troubled, Reuses& reuses);
+  Result<Mounted> Finish(const Wanted& wanted, MonoTime begun);
+  static void StartReuse(const std::shared_ptr<State>& state, Reuses reuses);
+  static bool StartMount(const std::shared_ptr<State>& state, const Wanted& wanted);
+  static void Conclude(const Wanted& wanted, Result<Mounted> result);
+  static Result<Mounted> UseAgain(const std::shared_ptr<State>& state, const Wanted& wanted);
+  static Result<Mounted> MountNow(const std::shared_ptr<State>& state, const Wanted& wanted);
+  static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept,
+                         std::shared_ptr<LayerHold> hold);
   Result<bool> StillThere(const std::shared_ptr<Slot>& slot, const Mounted& mounted);
 
   const std::shared_ptr<State> state_;

@@ -17,6 +17,7 @@
 #include "image/erofs_writer.h"
 #include "image/fs.h"
 #include "image/importers.h"
+#include "image/layer_files.h"
 #include "image/registry.h"
 #include "image/tree_builder.h"
 #include "os/file.h"
@@ -24,7 +25,6 @@
 namespace dsec::image {
 namespace {
 
-constexpr char kManifestName[] = "manifest.json";
 constexpr char kOriginName[] = "origin.json";
 constexpr char kCacheName[] = "cache";  // blobs from registries
 // In a work folder: the layer whose files are being moved into or out of blobs/ right now.

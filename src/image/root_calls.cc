@@ -16,6 +16,8 @@ constexpr std::array kTrouble = {EIO,        ENOTCONN,     ESTALE,   ETIMEDOUT, 
                                  EREMOTEIO,  EHOSTUNREACH, ENETDOWN, ENETUNREACH, ECONNREFUSED,
                                  ECONNRESET, ECONNABORTED, ENODEV,   ENXIO,       ENOLINK,
                                  ESHUTDOWN,  EAGAIN,       EINTR,    EPROTO};
+// A thread without a call ends after so long.
+constexpr std::chrono::seconds kIdle{10};
 
 }  // namespace
 
@@ -31,30 +33,61 @@ Error RootError(Error error) {
 
 struct RootThreads::State {
   explicit State(size_t most) : limit(most) {}
+
+  void Work(std::function<void()> call) {
+    pthread_setname_np(pthread_self(), "layer_root");
+    while (true) {
+      call();
+      call = nullptr;  // before anybody learns that this call is over
+      std::unique_lock lock(mutex);
+      --running;
+      ended.notify_all();
+      ++idle;
+      work.wait_for(lock, kIdle, [&] { return closed || !queue.empty(); });
+      --idle;
+      if (queue.empty()) return;
+      call = std::move(queue.front());
+      queue.pop_front();
+    }
+  }
+
   const size_t limit;
   std::mutex mutex;
+  std::condition_variable work;
   std::condition_variable ended;
-  size_t running = 0;
+  std::deque<std::function<void()>> queue;  // never more than `idle`
+  size_t running = 0;                       // waiting calls included
+  size_t idle = 0;
+  bool closed = false;
 };
 
 RootThreads::RootThreads(size_t limit) : state_(std::make_shared<State>(limit)) {}
+
+RootThreads::~RootThreads() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+  }
+  state_->work.notify_all();
+}
 
 bool RootThreads::Start(std::function<void()> call) {
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->running >= state_->limit) return false;
     ++state_->running;
-  }
-  std::thread([state = state_, call = std::move(call)]() mutable {
-    pthread_setname_np(pthread_self(), "layer_root");
-    call();
-    call = nullptr;  // before anybody learns that this call is over
-    {
-      const std::lock_guard lock(state->mutex);
-      --state->running;
+    if (state_->idle > state_->queue.size()) {
+      state_->queue.push_back(std::move(call));
+      call = nullptr;
     }
-    state->ended.notify_all();
-  }).detach();
+  }
+  if (call == nullptr) {
+    state_->work.notify_one();
+  } else {
+    std::thread([state = state_, call = std::move(call)]() mutable {
+      state->Work(std::move(call));
+    }).detach();
+  }
   return true;
 }
 
@@ -110,6 +143,10 @@ bool RootLane::Add(std::function<void()> run, std::chrono::milliseconds patience
   }
   state_->changed.notify_all();
   return true;
+}
+
+void RootLane::Post(std::function<void()> call) {
+  static_cast<void>(Add(std::move(call), std::chrono::hours(24 * 365)));
 }
 
 }  // namespace dsec::image

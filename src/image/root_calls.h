@@ -57,11 +57,17 @@ class Pending {
   std::optional<Result<T>> result_;
 };
 
-// Runs each call on a thread of its own. Thread-safe. A call that never returns keeps what it has
-// captured for ever: captures must own what they use.
+// Runs each call on a thread that has no other call: one that waits for work, else a new one.
+// Thread-safe. A call that never returns keeps what it has captured for ever: captures must own
+// what they use.
 class RootThreads {
  public:
   explicit RootThreads(size_t limit);
+  // Calls under way go on.
+  ~RootThreads();
+  RootThreads(const RootThreads&) = delete;
+  RootThreads& operator=(const RootThreads&) = delete;
+
   // False: so many are under way that this one was not begun.
   bool Start(std::function<void()> call);
   // Waits until none is under way; false after `patience`.
@@ -97,6 +103,8 @@ class RootLane {
     if (!result) return Unreachable("no answer in time");
     return *std::move(result);
   }
+  // The same for nobody: made whenever its turn comes. How many may wait is the caller's affair.
+  void Post(std::function<void()> call);
 
  private:
   struct State;

@@ -24,6 +24,9 @@ bool OutOfReach(const Error& error) {
          error.reason() == "layer.catalog_busy" || error.reason() == "layer.io";
 }
 
+// A connection that has failed once is not trusted with the next question.
+bool IsFailedConnection(const Error& error) { return error.reason() == "layer.catalog"; }
+
 }  // namespace
 
 // Used on one lane alone.
@@ -95,8 +98,7 @@ Result<T> SharedCatalog::Ask(RootLane& lane, const std::shared_ptr<Handle>& hand
     auto store = handle->Get();
     if (!store.ok()) return RootError(std::move(store).error());
     auto answer = question(**store);
-    // A connection that has failed once is not trusted with the next question.
-    if (!answer.ok() && answer.error().reason() == "layer.catalog") handle->Drop();
+    if (!answer.ok() && IsFailedConnection(answer.error())) handle->Drop();
     return answer;
   };
   return lane.Run<T>(std::move(call), patience);
@@ -119,22 +121,45 @@ void SharedCatalog::Remember(const std::string& ref, const Result<LayerInfo>& an
 }
 
 Result<LayerInfo> SharedCatalog::Resolve(std::string_view ref, LayerKind kind) {
-  const std::string name(ref);
-  const auto known = Recall(name);
-  auto found =
-      Ask<LayerInfo>(name_lane_, names_, known ? std::min(kKnownPatience, patience_) : patience_,
-                     [name](LayerStore& store) { return store.Find(name); });
-  if (found.ok() || !OutOfReach(found.error())) {
-    Remember(name, found);
-  } else if (known) {
-    log::Warn("layer.answered_from_memory", {{"ref", name}, {"error", found.error()}});
-    found = *known;
-  } else if (found.error().reason() != "layer.unreachable") {
-    found = Unreachable(found.error().ToString());
-  }
-  if (!found.ok()) return std::move(found).error();
+  auto found = std::move(FindForUse({std::string(ref)}).front());
+  if (!found.ok()) return found;
   DSEC_TRY_VOID(CheckKind(*found, ref, kind));
   return found;
+}
+
+std::vector<Result<LayerInfo>> SharedCatalog::FindForUse(const std::vector<std::string>& refs) {
+  using Answers = std::vector<Result<LayerInfo>>;
+  std::vector<std::optional<LayerInfo>> known;
+  for (const std::string& ref : refs) known.push_back(Recall(ref));
+  const bool all_known =
+      std::ranges::all_of(known, [](const auto& one) { return one.has_value(); });
+  const auto ask = [handle = names_, refs]() -> Result<Answers> {
+    auto store = handle->Get();
+    if (!store.ok()) return RootError(std::move(store).error());
+    Answers answers;
+    bool failed = false;
+    for (const std::string& ref : refs) {
+      answers.push_back((*store)->Find(ref));
+      failed = failed || (!answers.back().ok() && IsFailedConnection(answers.back().error()));
+    }
+    if (failed) handle->Drop();
+    return answers;
+  };
+  auto asked =
+      name_lane_.Run<Answers>(ask, all_known ? std::min(kKnownPatience, patience_) : patience_);
+  Answers answers = asked.ok() ? *std::move(asked) : Answers(refs.size(), std::move(asked).error());
+  for (size_t i = 0; i < refs.size(); ++i) {
+    Result<LayerInfo>& found = answers[i];
+    if (found.ok() || !OutOfReach(found.error())) {
+      Remember(refs[i], found);
+    } else if (known[i]) {
+      log::Warn("layer.answered_from_memory", {{"ref", refs[i]}, {"error", found.error()}});
+      found = *std::move(known[i]);
+    } else if (found.error().reason() != "layer.unreachable") {
+      found = Unreachable(found.error().ToString());
+    }
+  }
+  return answers;
 }
 
 Result<LayerInfo> SharedCatalog::Find(std::string_view ref) {

@@ -32,6 +32,8 @@ class SharedCatalog {
   // As LayerStore::Resolve. While the store does not answer, a name or id stands for what it stood
   // for when this object last heard of it: after a short wait, and without one while a call hangs.
   Result<LayerInfo> Resolve(std::string_view ref, LayerKind kind);
+  // Several names or ids at once, of any kind; an answer for each, in their order.
+  std::vector<Result<LayerInfo>> FindForUse(const std::vector<std::string>& refs);
   // As those of LayerStore; apart from Resolve, so that they do not hold it up.
   Result<LayerInfo> Find(std::string_view ref);
   Result<std::vector<LayerInfo>> List(const ListFilter& filter);

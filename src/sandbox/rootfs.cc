@@ -22,22 +22,22 @@ Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const 
     references.push_back(
         {refs.toolkits[i], image::LayerKind::kToolkit, fmt::format("toolkits[{}]", i)});
   }
+  std::vector<std::string> texts;
+  for (const Reference& reference : references) texts.push_back(reference.text);
+  auto found = catalog.FindForUse(texts);
   std::vector<LayerId> ids;
-  for (const Reference& reference : references) {
-    auto layer = catalog.Resolve(reference.text, reference.kind);
-    if (!layer.ok()) return std::move(layer).error().WithField(reference.field);
-    ids.push_back(std::move(layer->id));
+  for (size_t i = 0; i < references.size(); ++i) {
+    const Reference& reference = references[i];
+    if (!found[i].ok()) return std::move(found[i]).error().WithField(reference.field);
+    auto right = image::CheckKind(*found[i], reference.text, reference.kind);
+    if (!right.ok()) return std::move(right).error().WithField(reference.field);
+    ids.push_back(std::move(found[i]->id));
   }
   return ids;
 }
 
 Result<HeldLayers> AcquireLayers(image::LayerMounts& mounts, const std::vector<LayerId>& ids) {
-  HeldLayers held;
-  for (const LayerId& id : ids) {
-    DSEC_TRY(auto mounted, mounts.Acquire(id));
-    held.push_back(std::move(mounted));
-  }
-  return held;
+  return mounts.Acquire(ids);
 }
 
 Result<std::vector<os::UniqueFd>> MapLayers(const HeldLayers& layers, int user_ns) {

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/erofs_mount.h"
+
+#include <fcntl.h>
+#include <sys/mount.h>
+
+#include <cerrno>
+#include <set>
+#include <string>
+
+#include "base/log.h"
+#include "image/fs.h"
+#include "image/root_calls.h"
+#include "os/file.h"
+#include "os/mount.h"
+
+namespace dsec::image {
+namespace {
+
+constexpr char kBdiFolder[] = "/sys/class/bdi";
+
+// The backing devices of file-backed EROFS mounts. Their numbers are a counter of the kernel and
+// nothing leads from a mount to its own, so the ones that a mount added are found by comparing.
+Result<std::set<std::string>> ErofsBackingDevices() {
+  DSEC_TRY(const auto folder, os::OpenAt(AT_FDCWD, kBdiFolder, O_RDONLY | O_DIRECTORY));
+  DSEC_TRY(const auto names, ListNames(folder.get(), UINT64_MAX));
+  std::set<std::string> found;
+  for (const std::string& name : names) {
+    if (name.starts_with("erofs-")) found.insert(name);
+  }
+  return found;
+}
+
+// A mount that another thread or process makes at the same moment gets this readahead, too; all of
+// this process want it, and others are not harmed by it.
+Result<void> SetReadAhead(const std::set<std::string>& before, uint32_t kib) {
+  DSEC_TRY(const auto after, ErofsBackingDevices());
+  for (const std::string& name : after) {
+    if (before.contains(name)) continue;
+    const std::string path = fmt::format("{}/{}/read_ahead_kb", kBdiFolder, name);
+    auto set = os::WriteExisting(AT_FDCWD, path.c_str(), std::to_string(kib));
+    // Another one's may have ended meanwhile.
+    if (!set.ok() && set.error().sys_errno() != ENOENT) return set;
+  }
+  return Ok();
+}
+
+Result<os::UniqueFd> MountErofs(int meta_fd, int blob_fd) {
+  // By descriptor, so that what was checked is what is mounted.
+  const std::string meta = fmt::format("/proc/self/fd/{}", meta_fd);
+  const std::string blob = fmt::format("/proc/self/fd/{}", blob_fd);
+  DSEC_TRY(auto context, os::FsContext::Open("erofs"));
+  DSEC_TRY_VOID(context.SetString("source", meta.c_str()));
+  DSEC_TRY_VOID(context.SetString("device", blob.c_str()));
+  DSEC_TRY_VOID(context.SetFlag("ro"));
+  return std::move(context).Mount(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob,
+                                                       uint32_t read_ahead_kib) {
+  auto before = ErofsBackingDevices();
+  auto mounted = MountErofs(meta, blob);  // opens the blob once more: may hang
+  if (!mounted.ok()) {
+    Error error = RootError(mounted.error());
+    if (error.reason() == "layer.unreachable") return error;
+    return Error(Code::kInternal, "layer.mount_failed", mounted.error().message())
+        .WithErrno(mounted.error().sys_errno());
+  }
+  auto set =
+      before.ok() ? SetReadAhead(*before, read_ahead_kib) : Result<void>(std::move(before).error());
+  if (!set.ok()) log::Warn("layer.read_ahead_not_set", {{"error", set.error()}});
+  return std::make_shared<const os::UniqueFd>(*std::move(mounted));
+}
+
+}  // namespace dsec::image

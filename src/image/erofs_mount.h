@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/result.h"
+#include "os/unique_fd.h"
+
+namespace dsec::image {
+
+// A detached EROFS mount (O_PATH) of a layer's metadata with the content in `blob`; read-only,
+// nodev, nosuid. Its content is read `read_ahead_kib` at a time; a failure to set that is logged.
+// May hang on the file system of the blob. kInternal "layer.mount_failed", kUnavailable
+// "layer.unreachable".
+Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob, uint32_t read_ahead_kib);
+
+}  // namespace dsec::image
