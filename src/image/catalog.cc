@@ -31,10 +31,13 @@ CREATE TABLE labels(
 PRAGMA user_version = 1;
 )sql";
 
-// Added after the first release of the schema; any version works without them.
-constexpr char kIndexes[] = R"sql(
+// Added after the first release of the schema; a program that does not know them works, too.
+constexpr char kAdded[] = R"sql(
 CREATE INDEX IF NOT EXISTS layers_by_kind ON layers(kind, id);
 CREATE INDEX IF NOT EXISTS labels_by_value ON labels(key, value, layer);
+CREATE TABLE IF NOT EXISTS unnamed(
+  layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE, since_unix_ms INTEGER NOT NULL)
+  WITHOUT ROWID;
 )sql";
 
 // A filter that fits at most so many layers is the one that a listing starts from. One that fits
@@ -187,7 +190,7 @@ class Catalog::Impl {
           Code::kFailedPrecondition, "layer.catalog_version",
           fmt::format("{} has schema {}, this program knows {}", path, version, kSchemaVersion));
     }
-    DSEC_TRY_VOID(Execute(db_, kIndexes));
+    DSEC_TRY_VOID(Execute(db_, kAdded));
     return transaction.Commit();
   }
 
@@ -215,6 +218,9 @@ class Catalog::Impl {
                      fmt::format("{} names a {}; remove it before it names a {}", name->str(),
                                  other.TextAt(0), KindName(layer.kind)))
             .WithField("name");
+      }
+      if (taken) {
+        DSEC_TRY_VOID(Leave(*name, layer.created_unix_ms));
       }
       Statement point(db_, "INSERT OR REPLACE INTO names VALUES(?,?,?)");
       DSEC_TRY_VOID(point.Text(name->name).Text(name->tag).Text(layer.id.str()).Run());
@@ -272,11 +278,42 @@ class Catalog::Impl {
     }
   }
 
-  Result<void> RemoveName(const LayerName& name) {
+  Result<void> RemoveName(const LayerName& name, int64_t now) {
     const std::lock_guard lock(mutex_);
     found_.clear();
+    Transaction transaction(db_);
+    DSEC_TRY_VOID(transaction.Begin());
+    DSEC_TRY_VOID(Leave(name, now));
     Statement remove(db_, "DELETE FROM names WHERE name = ? AND tag = ?");
-    return remove.Text(name.name).Text(name.tag).Run();
+    DSEC_TRY_VOID(remove.Text(name.name).Text(name.tag).Run());
+    return transaction.Commit();
+  }
+
+  Result<std::vector<Unnamed>> ListUnnamed() {
+    const std::lock_guard lock(mutex_);
+    Statement select(db_,
+                     "SELECT id, meta_bytes + blob_bytes, "
+                     "max(created_unix_ms, coalesce(since_unix_ms, 0)) "
+                     "FROM layers LEFT JOIN unnamed ON unnamed.layer = id "
+                     "WHERE NOT EXISTS(SELECT 1 FROM names WHERE names.layer = id) ORDER BY id");
+    std::vector<Unnamed> list;
+    while (true) {
+      DSEC_TRY(const bool more, select.Step());
+      if (!more) return list;
+      list.push_back({LayerId(select.TextAt(0)), select.NumberAt(1),
+                      static_cast<int64_t>(select.NumberAt(2))});
+    }
+  }
+
+  Result<void> SeenInUse(const std::vector<LayerId>& ids, int64_t now) {
+    const std::lock_guard lock(mutex_);
+    Transaction transaction(db_);
+    DSEC_TRY_VOID(transaction.Begin());
+    for (const LayerId& id : ids) {
+      Statement note(db_, "INSERT OR REPLACE INTO unnamed SELECT id, ? FROM layers WHERE id = ?");
+      DSEC_TRY_VOID(note.Number(static_cast<uint64_t>(now)).Text(id.str()).Run());
+    }
+    return transaction.Commit();
   }
 
   Result<void> RemoveLayer(const LayerId& id) {
@@ -298,6 +335,14 @@ class Catalog::Impl {
     if (version != seen_version_) found_.clear();
     seen_version_ = version;
     return Ok();
+  }
+
+  // Notes when the layer that has the name is about to lose it.
+  Result<void> Leave(const LayerName& name, int64_t now) {
+    Statement note(db_,
+                   "INSERT OR REPLACE INTO unnamed SELECT layer, ? FROM names "
+                   "WHERE name = ? AND tag = ?");
+    return note.Number(static_cast<uint64_t>(now)).Text(name.name).Text(name.tag).Run();
   }
 
   Result<LayerInfo> Select(std::string_view ref) {
@@ -416,7 +461,13 @@ Result<LayerInfo> Catalog::Find(std::string_view ref) const { return impl_->Find
 Result<std::vector<LayerInfo>> Catalog::List(const ListFilter& filter) const {
   return impl_->List(filter);
 }
-Result<void> Catalog::RemoveName(const LayerName& name) { return impl_->RemoveName(name); }
+Result<void> Catalog::RemoveName(const LayerName& name, int64_t now_unix_ms) {
+  return impl_->RemoveName(name, now_unix_ms);
+}
+Result<std::vector<Catalog::Unnamed>> Catalog::ListUnnamed() const { return impl_->ListUnnamed(); }
+Result<void> Catalog::SeenInUse(const std::vector<LayerId>& ids, int64_t now_unix_ms) {
+  return impl_->SeenInUse(ids, now_unix_ms);
+}
 Result<void> Catalog::RemoveLayer(const LayerId& id) { return impl_->RemoveLayer(id); }
 
 }  // namespace dsec::image

@@ -46,7 +46,16 @@ class Catalog {
   // In order of id. With a limit the time does not grow with the catalogue or with how far the page
   // is from its begin, unless several filters each fit thousands of layers and hardly any fits all.
   Result<std::vector<LayerInfo>> List(const ListFilter& filter) const;
-  Result<void> RemoveName(const LayerName& name);
+  // `now`: since when the layer has been without this name.
+  Result<void> RemoveName(const LayerName& name, int64_t now_unix_ms);
+  // A layer that no name leads to.
+  struct Unnamed {
+    LayerId id;
+    uint64_t bytes = 0;
+    int64_t since_unix_ms = 0;  // built, lost its last name or was seen in use
+  };
+  Result<std::vector<Unnamed>> ListUnnamed() const;
+  Result<void> SeenInUse(const std::vector<LayerId>& ids, int64_t now_unix_ms);
   // The layer with all its names and labels.
   Result<void> RemoveLayer(const LayerId& id);
 

@@ -12,6 +12,7 @@
 #include "image/erofs_format.h"
 #include "image/erofs_writer.h"
 #include "image/layer.h"
+#include "image/node_lease.h"
 #include "image/oci_json.h"
 #include "image/path.h"
 #include "image/tar_source.h"
@@ -111,7 +112,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsec::image;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 9) {
+  switch (data[0] % 10) {
     case 0: {
       const auto index = ParseIndex(text);
       if (index.ok()) static_cast<void>(Choose(*index, "ref"));
@@ -142,9 +143,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 7:
       ReadTar({data + 1, size - 1}, true);
       break;
-    default: {
+    case 8: {
       const auto name = ParseLayerName(text);
       DSEC_CHECK(!name.ok() || ParseLayerName(name->str())->str() == name->str());
+      break;
+    }
+    default: {
+      const auto lease = Lease::Parse(text);
+      DSEC_CHECK(!lease.ok() || lease->Encode() == text);
       break;
     }
   }

@@ -26,8 +26,6 @@ constexpr std::string_view kNewPrefix = "new-";
 constexpr size_t kMaxManifest = 1 << 20;
 constexpr size_t kCopyBuffer = 1 << 20;
 
-std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
-
 // Removed with its content by the destructor unless it has got its name.
 struct NewFolder {
   int dir;

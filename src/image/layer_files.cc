@@ -31,8 +31,10 @@ Result<os::UniqueFd> OpenOnRoot(int dirfd, const char* name, int flags) {
 
 }  // namespace
 
+std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
+
 Result<LayerFiles> OpenLayer(int blobs, const LayerId& id, bool with_meta) {
-  const std::string hex = id.str().substr(sizeof("sha256:") - 1);
+  const std::string hex = HexOf(id);
   const Error gone(Code::kNotFound, "layer.not_found",
                    fmt::format("the files of {} are missing", id.str()));
   auto dir = OpenOnRoot(blobs, hex.c_str(), O_RDONLY | O_DIRECTORY);

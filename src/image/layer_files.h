@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include "base/id.h"
 #include "base/result.h"
 #include "image/layer.h"
@@ -10,6 +12,9 @@ namespace dsec::image {
 
 // In the folder of a layer, beside its metadata and content.
 inline constexpr char kManifestName[] = "manifest.json";
+
+// The hex digits of an id, which name that folder.
+std::string HexOf(const LayerId& id);
 
 // The files of one layer, held so that no process of this node removes them while this lives.
 struct LayerFiles {

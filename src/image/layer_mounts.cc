@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <list>
 #include <map>
@@ -16,6 +17,7 @@
 #include "base/log.h"
 #include "image/erofs_mount.h"
 #include "image/layer_files.h"
+#include "image/node_lease.h"
 #include "image/root_calls.h"
 #include "os/file.h"
 
@@ -79,6 +81,7 @@ bool MayComeBack(const Error& error) {
 
 // A mount without a use.
 struct LayerMounts::Kept {
+  NodeLease::Pin pin;  // first: it goes last
   LayerInfo info;
   MountedLayer::Blob blob;
   std::shared_ptr<const os::UniqueFd> mount;
@@ -116,6 +119,7 @@ struct LayerMounts::State {
       if (own.ok()) folder = own_folder.emplace(*std::move(own)).path();
     }
     cache = LayerCache::Open(folder, options.cache_bytes);
+    if (!options.node.empty()) lease.emplace(root, options.node);
   }
 
   std::shared_ptr<Slot> SlotOf(const LayerId& id) {
@@ -178,7 +182,7 @@ struct LayerMounts::State {
     return found == kept.end() ? nullptr : found->hold;
   }
   std::string FolderOf(const LayerId& id) const {
-    return fmt::format("{}/blobs/{}", root, id.str().substr(sizeof("sha256:") - 1));
+    return fmt::format("{}/blobs/{}", root, HexOf(id));
   }
   // The lock of a slot is taken before that of this object.
   std::vector<std::shared_ptr<Slot>> AllSlots() {
@@ -198,6 +202,8 @@ struct LayerMounts::State {
   const LayerMountOptions options;
   std::optional<os::TempDir> own_folder;
   Result<std::unique_ptr<LayerCache>> cache = Unreachable("");
+  std::optional<NodeLease> lease;
+  std::atomic<bool> renewing = false;
   RootThreads threads;
   RootThreads closers;
   RootLane releases;  // of holds
@@ -379,7 +385,11 @@ void LayerMounts::StartReuse(const std::shared_ptr<State>& state, Reuses reuses)
 
 // False: so many calls are under way that it was not begun.
 bool LayerMounts::StartMount(const std::shared_ptr<State>& state, const Wanted& wanted) {
-  return state->threads.Start([state, wanted] { Conclude(wanted, MountNow(state, wanted)); });
+  return state->threads.Start([state, wanted] {
+    auto mounted = MountNow(state, wanted);
+    if (!mounted.ok() && state->lease) state->lease->Missed(wanted.id);
+    Conclude(wanted, std::move(mounted));
+  });
 }
 
 void LayerMounts::Conclude(const Wanted& wanted, Result<Mounted> result) {
@@ -417,6 +427,10 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
   LayerCache& cache = **state->cache;
   DSEC_FAULT_POINT("layer.mount.before_open");
   DSEC_TRY(auto local, cache.Find(wanted.id));
+  NodeLease::Pin pin;
+  if (state->lease) {
+    DSEC_TRY(pin, state->lease->Hold(wanted.id));
+  }
   DSEC_TRY(const auto blobs, OpenBlobs(state->root));
   DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), wanted.id, !local.has_value()));
   DSEC_TRY(const auto blob, BlobOf(blobs.get(), files.blob.get()));
@@ -439,7 +453,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
     }
     DSEC_TRY(auto mount,
              MountLayer(local->meta.get(), files.blob.get(), state->options.read_ahead_kib));
-    kept = Kept{std::move(files.info), blob, std::move(mount), nullptr};
+    kept = Kept{std::move(pin), std::move(files.info), blob, std::move(mount), nullptr};
   }
   auto mounted = MakeUse(state, *std::move(kept), std::move(hold));
   const std::lock_guard lock(wanted.slot->mutex);
@@ -508,12 +522,26 @@ size_t LayerMounts::idle() const {
   return state_->kept.size();
 }
 
+void LayerMounts::RenewLease() {
+  if (!state_->lease || state_->renewing.exchange(true)) return;
+  const bool started = state_->threads.Start([state = state_] {
+    const auto renewed = state->lease->Renew();
+    if (!renewed.ok()) log::Warn("layer.lease_not_renewed", {{"error", renewed.error()}});
+    state->renewing = false;
+  });
+  if (!started) state_->renewing = false;
+}
+
 void LayerMounts::Trim() {
   std::set<LayerId> ids;
+  std::list<Kept> given_up;  // after the lock
   {
     const std::lock_guard lock(state_->mutex);
+    if (state_->lease && state_->lease->lost()) given_up.swap(state_->kept);
     for (const Kept& kept : state_->kept) ids.insert(kept.info.id);
   }
+  state_->End(std::move(given_up));
+  RenewLease();
   if (ids.empty()) return;
   const auto gone = std::make_shared<Pending<std::set<LayerId>>>();
   gone->Join();

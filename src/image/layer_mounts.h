@@ -68,6 +68,9 @@ struct LayerMountOptions {
   // ends with this object.
   std::string cache_dir = {};
   uint64_t cache_bytes = 4ull << 30;
+  // The node in whose lease (NodeLease) layers are listed before they are opened. Empty: locks
+  // alone keep them in the store.
+  std::string node = {};
   // How long a call waits for the file system of the store.
   std::chrono::milliseconds patience = std::chrono::seconds(10);
   // Calls on that file system that may be under way, hanging ones included.
@@ -110,7 +113,7 @@ class LayerMounts {
   size_t mounted() const;
   // Mounts that are kept without a use.
   size_t idle() const;
-  // What the thread does: ends what is kept of layers that have been removed.
+  // What the thread does: ends what is kept of layers that have been removed, and renews the lease.
   void Trim();
   // Waits until no call on the store is under way and what ended uses held there is given back;
   // false: not within the patience.
@@ -135,6 +138,7 @@ class LayerMounts {
   static Result<Mounted> MountNow(const std::shared_ptr<State>& state, const Wanted& wanted);
   static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept,
                          std::shared_ptr<LayerHold> hold);
+  void RenewLease();
   Result<bool> StillThere(const std::shared_ptr<Slot>& slot, const Mounted& mounted);
 
   const std::shared_ptr<State> state_;

@@ -19,6 +19,7 @@
 #include "image/importers.h"
 #include "image/layer_files.h"
 #include "image/registry.h"
+#include "image/store_work.h"
 #include "image/tree_builder.h"
 #include "os/file.h"
 
@@ -27,25 +28,14 @@ namespace {
 
 constexpr char kOriginName[] = "origin.json";
 constexpr char kCacheName[] = "cache";  // blobs from registries
-// In a work folder: the layer whose files are being moved into or out of blobs/ right now.
-constexpr char kMovingName[] = "moving";
 constexpr size_t kMaxManifest = 1 << 20;
 constexpr size_t kMaxOrigin = 4 << 20;
 constexpr auto kProgressPeriod = std::chrono::milliseconds(100);
-
-std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
 
 Result<void> SyncAt(int dirfd, const char* name) {
   DSEC_TRY(const auto fd, os::OpenAt(dirfd, name, O_RDONLY));
   if (::fsync(fd.get()) != 0) return StoreError(fmt::format("fsync {}", name));
   return Ok();
-}
-
-Result<os::UniqueFd> MakeAndOpenDir(int dirfd, const char* name, mode_t mode) {
-  if (::mkdirat(dirfd, name, mode) != 0 && errno != EEXIST) {
-    return StoreError(fmt::format("make folder {}", name));
-  }
-  return os::OpenAt(dirfd, name, O_RDONLY | O_DIRECTORY);
 }
 
 // Calls a ProgressFn when a phase begins and at most ten times a second; between two calls the
@@ -89,25 +79,6 @@ class StopWatch {
 };
 
 }  // namespace
-
-// A folder tmp/<ulid> with an exclusive flock for as long as it is worked in. Removed with all its
-// content by the destructor.
-struct LayerStore::WorkDir {
-  int tmp = -1;
-  std::string name;
-  os::UniqueFd fd;
-
-  WorkDir(int tmp_fd, std::string dir, os::UniqueFd lock)
-      : tmp(tmp_fd), name(std::move(dir)), fd(std::move(lock)) {}
-  WorkDir(WorkDir&&) = default;
-  WorkDir& operator=(WorkDir&&) = delete;
-  ~WorkDir() {
-    if (!fd.valid()) return;
-    if (auto removed = os::RemoveTree(tmp, name.c_str()); !removed.ok()) {
-      log::Warn("layer.work_folder_stays", {{"folder", name}, {"error", removed.error()}});
-    }
-  }
-};
 
 LayerStore::LayerStore(std::string root, const Clock& clock)
     : root_(std::move(root)), clock_(clock) {}
@@ -389,7 +360,10 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
   existed = Intact(hex, manifest);
   if (!existed) {
     // A damaged copy is moved out of the way; whoever has it mounted keeps its files.
-    if (::renameat(blobs_fd_.get(), hex.c_str(), dir, "damaged") != 0 && errno != ENOENT) {
+    DSEC_TRY(const bool others, OthersUseTheStore());
+    if (others) {
+      DSEC_TRY_VOID(Condemn(hex));
+    } else if (::renameat(blobs_fd_.get(), hex.c_str(), dir, "damaged") != 0 && errno != ENOENT) {
       return StoreError("move a damaged layer away");
     }
     // Under the lock; a folder that is there all the same is not empty, which rename(2) refuses.
@@ -429,30 +403,14 @@ Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
   DSEC_TRY(const LayerInfo layer, catalog_->Find(ref));
   if (!ref.starts_with("sha256:")) {
     DSEC_TRY(const LayerName name, ParseLayerName(ref));
-    if (layer.names.size() > 1) return catalog_->RemoveName(name);
+    if (layer.names.size() > 1) return catalog_->RemoveName(name, UnixMillis(clock_.Wall()));
   }
-  const auto busy = [&](std::string_view by) {
-    return Error(Code::kConflict, "layer.in_use",
-                 fmt::format("{} ({}) is in use by {}", Printable(ref), layer.id.str(), by));
-  };
   if (in_use) {
     DSEC_TRY(const bool used, in_use(layer.id));
-    if (used) return busy("a sandbox");
+    if (used) return LayerInUse(layer.id, "a sandbox");
   }
-  const std::string hex = HexOf(layer.id);
-  const std::string manifest = hex + "/" + kManifestName;
-  const auto held = os::OpenAt(blobs_fd_.get(), manifest.c_str(), O_RDONLY | O_NOFOLLOW);
-  if (held.ok() && ::flock(held->get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK) return busy("a mount of this node");
-    return StoreError("lock the layer");
-  }
-  DSEC_TRY_VOID(os::CreateFile(work.fd.get(), kMovingName, hex, 0600));
-  DSEC_TRY_VOID(catalog_->RemoveLayer(layer.id));
-  DSEC_FAULT_POINT("layer.remove.after_catalog");
-  if (::renameat(blobs_fd_.get(), hex.c_str(), work.fd.get(), "old") != 0 && errno != ENOENT) {
-    return FinishInterrupted(work.fd.get());
-  }
-  return Ok();
+  DSEC_TRY(const bool others, OthersUseTheStore());
+  return RemoveLocked(layer.id, work, others).Context("remove {}", Printable(ref));
 }
 
 }  // namespace dsec::image

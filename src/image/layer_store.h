@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -60,6 +62,22 @@ Result<void> CheckKind(const LayerInfo& layer, std::string_view ref, LayerKind k
 // Says whether something beyond the mounts of this node uses a layer.
 using InUseFn = std::function<Result<bool>(const LayerId&)>;
 
+struct CollectOptions {
+  std::chrono::milliseconds unnamed_for = std::chrono::hours(7 * 24);
+  // Files of removed layers are kept so long: longer than a node needs from a name to its lease.
+  std::chrono::milliseconds grace = std::chrono::minutes(10);
+  bool dry_run = false;
+};
+
+struct CollectReport {
+  std::vector<LayerId> removed;                         // with dry_run: would be
+  std::vector<std::pair<LayerId, std::string>> in_use;  // unnamed, and by whom
+  uint64_t removed_bytes = 0;
+  uint64_t young = 0;    // unnamed, not for long enough
+  uint64_t waiting = 0;  // removed layers whose files are not deleted yet
+  uint64_t deleted = 0;  // of those before, now
+};
+
 // The layers under one root folder (format_spec.md). Blocking: call it from a thread that may wait
 // for the file system. Thread-safe; any number of processes may use the same root. Whatever kill -9
 // leaves is swept by the next Open; a build that still runs in another process is not. All errors
@@ -85,9 +103,15 @@ class LayerStore {
   Result<BuildReport> Build(const BuildRequest& request, const ProgressFn& progress);
 
   // By NAME:TAG: takes the name away, and the layer with it when that was the last. By id: the
-  // layer with all its names. A layer that is mounted on this node, or of which `in_use` (may be
-  // empty) says so, stays: kConflict "layer.in_use".
+  // layer with all its names. A layer that is mounted on this node or that another one has in its
+  // lease, or of which `in_use` (may be empty) says so, stays: kConflict "layer.in_use". Where
+  // other nodes have leases, the files wait for Collect.
   Result<void> Remove(std::string_view ref, const InUseFn& in_use = nullptr);
+
+  // Removes layers that no name leads to and nobody has used for a time, and deletes the files of
+  // what was removed once no node can have it mounted. Never what a lease lists or a lock holds;
+  // an unreadable lease ends it: kInternal "layer.bad_lease".
+  Result<CollectReport> Collect(const CollectOptions& options);
 
   // Opens the files of a layer and checks manifest and sizes against its id. kNotFound
   // "layer.not_found", kInternal "layer.corrupt".
@@ -113,6 +137,11 @@ class LayerStore {
   Result<void> Publish(const WorkDir& work, const Manifest& manifest, const LayerInfo& layer,
                        const std::optional<LayerName>& name, bool& existed);
   bool Intact(const std::string& hex, const Manifest& manifest) const;
+  Result<void> RemoveLocked(const LayerId& id, const WorkDir& work, bool condemn);
+  Result<bool> OthersUseTheStore() const;
+  Result<void> Condemn(const std::string& hex) const;
+  Result<void> CollectUnnamed(const CollectOptions& options, CollectReport& report);
+  Result<void> DeleteCondemned(const CollectOptions& options, CollectReport& report) const;
 
   std::string root_;
   const Clock& clock_;

@@ -30,8 +30,6 @@ using testing::MakeTar;
 
 constexpr char kOpenPoint[] = "layer.mount.before_open";
 
-std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
-
 class SharedRootTest : public ::testing::Test {
  protected:
   void SetUp() override {

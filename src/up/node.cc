@@ -218,6 +218,7 @@ image::LayerMountOptions LayerMountOptionsOf(const config::NodeConfig& config) {
   options.cache_dir = config.layers_cache_dir.empty() ? config.state_dir + "/layers_cache"
                                                       : config.layers_cache_dir;
   options.cache_bytes = config.layers_cache_bytes;
+  options.node = config.node_id;
   options.patience = std::chrono::milliseconds(config.layers_patience_ms);
   return options;
 }
