@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer build, ls, show, rm, verify, du; layer pack and flatten are in pack_command.cc. They work
+// layer build, ls, show, rm, verify, du; the rest is in pack_command.cc and collect_commands.cc. They work
 // on the layer store itself, with or without a running node.
 #include <fcntl.h>
 #include <unistd.h>
@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "cli/collect_commands.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/pack_command.h"
@@ -336,6 +337,7 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
                {"blob_allocated_bytes", blob},
                {"content_bytes", content},
                {"unnamed_allocated_bytes", unnamed},
+               {"removed_allocated_bytes", usage.condemned_blocks},
                {"work_allocated_bytes", usage.work_blocks}});
     return Ok();
   }
@@ -344,6 +346,8 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
   std::fputs(Table({"STORED", "METADATA", "DATA", "CONTENT", "KIND", "NAME"}, rows).c_str(),
              stdout);
   if (unnamed > 0) std::printf("%s are of layers without a name\n", ShowSize(unnamed).c_str());
+  if (usage.condemned_blocks > 0)
+    std::printf("%s are of removed layers (layer gc)\n", ShowSize(usage.condemned_blocks).c_str());
   if (usage.work_blocks > 0)
     std::printf("%s are of builds under way\n", ShowSize(usage.work_blocks).c_str());
   return Ok();
@@ -410,6 +414,7 @@ void AddLayerCommands(CLI::App& app, Context& context) {
   remove->add_option("ref", flags->refs, "NAME:TAG or ids")->required();
   run(remove, [flags] { return Remove(*flags); });
   AddPackCommands(*layer, context, [flags] { return OpenStore(*flags); });
+  AddCollectCommands(*layer, context, [flags] { return OpenStore(*flags); });
 }
 
 }  // namespace dsec::cli

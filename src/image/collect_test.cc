@@ -186,6 +186,20 @@ TEST_F(CollectTest, Mount_IsListedBeforeItsFilesAreOpenedAndAWhileAfterItsEnd) {
   EXPECT_EQ(Collect(kAtOnce).removed, std::vector{two});
 }
 
+TEST_F(CollectTest, MountThatIsKeptWithoutAUse_DoesNotKeepTheLayerForEver) {
+  const LayerId id = Build("one");
+  LayerMounts mounts(Root(), {.keep_for = std::chrono::minutes(0), .node = "near"});
+  ASSERT_TRUE(mounts.Acquire(id).ok());
+  for (int renewals = 0; renewals < 3; ++renewals) {
+    ASSERT_TRUE(mounts.Settle());
+    mounts.Trim();
+  }
+  ASSERT_TRUE(mounts.Settle());
+  EXPECT_EQ(mounts.idle(), 0u);
+  EXPECT_TRUE(Listed("near").empty());
+  EXPECT_EQ(Collect(kAtOnce).removed, std::vector{id});
+}
+
 TEST_F(CollectTest, NextDaemonOfTheNode_KeepsWhatTheOneBeforeListed) {
   const LayerId one = Build("one"), two = Build("two");
   {

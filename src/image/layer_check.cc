@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "image/digest.h"
+#include "image/store_work.h"
 
 namespace dsec::image {
 namespace {
@@ -29,6 +30,18 @@ Result<void> CheckFile(const LayerId& id, const char* name, const os::UniqueFd& 
 uint64_t Blocks(const std::string& path) {
   struct stat info;
   return ::lstat(path.c_str(), &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * kBlock : 0;
+}
+
+// Of all files below a folder; 0 if there is none.
+Result<uint64_t> BlocksBelow(const std::string& folder) {
+  uint64_t blocks = 0;
+  std::error_code error;
+  for (stdfs::recursive_directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    blocks += Blocks(it->path().string());
+  }
+  if (!error || error == std::errc::no_such_file_or_directory) return blocks;
+  return Error(Code::kInternal, "layer.io", fmt::format("{}: {}", folder, error.message()));
 }
 
 }  // namespace
@@ -66,15 +79,8 @@ Result<StoreUsage> MeasureStore(const LayerStore& store, const ListFilter& filte
     const uint64_t left = a.meta_blocks + a.blob_blocks, right = b.meta_blocks + b.blob_blocks;
     return left != right ? left > right : a.layer.id < b.layer.id;
   });
-  std::error_code error;
-  for (stdfs::recursive_directory_iterator it(store.root() + "/tmp", error), end;
-       !error && it != end; it.increment(error)) {
-    usage.work_blocks += Blocks(it->path().string());
-  }
-  if (error) {
-    return Error(Code::kInternal, "layer.io",
-                 fmt::format("{}/tmp: {}", store.root(), error.message()));
-  }
+  DSEC_TRY(usage.work_blocks, BlocksBelow(store.root() + "/tmp"));
+  DSEC_TRY(usage.condemned_blocks, BlocksBelow(store.root() + "/" + kCondemnedName));
   return usage;
 }
 

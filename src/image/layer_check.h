@@ -28,6 +28,7 @@ struct LayerUsage {
 struct StoreUsage {
   std::vector<LayerUsage> layers;  // the largest first
   uint64_t work_blocks = 0;        // builds under way, and what killed ones left
+  uint64_t condemned_blocks = 0;   // removed layers whose files are kept for now
 };
 // Of the layers that `filter` lets through. A layer that goes meanwhile is left out. Blocking.
 Result<StoreUsage> MeasureStore(const LayerStore& store, const ListFilter& filter);

@@ -86,6 +86,7 @@ struct LayerMounts::Kept {
   MountedLayer::Blob blob;
   std::shared_ptr<const os::UniqueFd> mount;
   std::shared_ptr<LayerHold> hold;  // of the last use that had one
+  MonoTime since = {};
 };
 
 struct LayerMounts::Slot {
@@ -148,6 +149,7 @@ struct LayerMounts::State {
     return std::ranges::any_of(kept, [&](const Kept& item) { return item.info.id == id; });
   }
   void Keep(Kept used) {
+    used.since = Clock::System().Mono();
     std::list<Kept> ended;
     {
       const std::lock_guard lock(mutex);
@@ -453,7 +455,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
     }
     DSEC_TRY(auto mount,
              MountLayer(local->meta.get(), files.blob.get(), state->options.read_ahead_kib));
-    kept = Kept{std::move(pin), std::move(files.info), blob, std::move(mount), nullptr};
+    kept = Kept{std::move(pin), std::move(files.info), blob, std::move(mount), nullptr, {}};
   }
   auto mounted = MakeUse(state, *std::move(kept), std::move(hold));
   const std::lock_guard lock(wanted.slot->mutex);
@@ -538,6 +540,9 @@ void LayerMounts::Trim() {
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->lease && state_->lease->lost()) given_up.swap(state_->kept);
+    const MonoTime now = Clock::System().Mono();
+    while (!state_->kept.empty() && now - state_->kept.back().since > state_->options.keep_for)
+      given_up.splice(given_up.end(), state_->kept, std::prev(state_->kept.end()));
     for (const Kept& kept : state_->kept) ids.insert(kept.info.id);
   }
   state_->End(std::move(given_up));

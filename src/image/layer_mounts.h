@@ -64,6 +64,8 @@ struct LayerMountOptions {
   // layer finds its page cache warm and spares the mount. A kept mount does not count as a use of
   // the layer.
   size_t keep_idle = 64;
+  // And no longer than this, lest a node keep layers from being removed that it does not use.
+  std::chrono::minutes keep_for{60};
   // Where the copies of manifests and metadata are (LayerCache). Empty: in a temporary folder that
   // ends with this object.
   std::string cache_dir = {};
@@ -113,7 +115,8 @@ class LayerMounts {
   size_t mounted() const;
   // Mounts that are kept without a use.
   size_t idle() const;
-  // What the thread does: ends what is kept of layers that have been removed, and renews the lease.
+  // What the thread does: ends what is kept of layers that have been removed or were not used for
+  // `keep_for`, and renews the lease.
   void Trim();
   // Waits until no call on the store is under way and what ended uses held there is given back;
   // false: not within the patience.

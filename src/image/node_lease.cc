@@ -149,6 +149,13 @@ Result<void> ForgetNode(const std::string& root, const std::string& node) {
   return Replace(dir->get(), node + std::string(kForgottenEnd), lease->epoch);
 }
 
+Result<void> DropLease(const std::string& root, const std::string& node) {
+  DSEC_TRY_VOID(ParseNodeId(node));
+  const std::string path = NodesFolder(root) + "/" + node + std::string(kLeaseEnd);
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return Ok();
+  return RootError(StoreError("remove " + path));
+}
+
 struct NodeLease::State {
   State(std::string path, std::string name, const Clock& time)
       : root(std::move(path)), node(std::move(name)), clock(time) {}

@@ -37,6 +37,8 @@ struct Lease {
 Result<std::vector<Lease>> ReadLeases(const std::string& root);
 // The word of an operator that a node is gone with all its mounts. kNotFound "layer.no_lease".
 Result<void> ForgetNode(const std::string& root, const std::string& node);
+// Of a node that has nothing mounted any more; one without a lease is no error.
+Result<void> DropLease(const std::string& root, const std::string& node);
 
 // The lease of this node. Thread-safe; blocking, on the file system of the store.
 class NodeLease {

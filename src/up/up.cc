@@ -18,6 +18,8 @@
 #include "fn/fn_service.h"
 #include "image/layer_mounts.h"
 #include "image/layer_store.h"
+#include "image/node_lease.h"
+#include "image/root_calls.h"
 #include "runtime/shards.h"
 #include "sandbox/backends/container/container_backend.h"
 #include "sandbox/backends/fncall/fncall_backend.h"
@@ -228,6 +230,15 @@ int PurgeMain(int argc, char** argv) {
       std::filesystem::remove_all(config.state_dir + "/" + name, error);
       if (error)
         return Error(Code::kInternal, "node.purge", std::string(name) + ": " + error.message());
+    }
+    // The root of the layers may hang.
+    image::RootLane lane;
+    const auto dropped = lane.Run<void>(
+        [root = LayersDir(config), node = config.node_id] { return image::DropLease(root, node); },
+        std::chrono::milliseconds(config.layers_patience_ms));
+    if (!dropped.ok()) {
+      std::fprintf(stderr, "dsec: the lease of layers stays (`dsec layer forget %s`): %s\n",
+                   config.node_id.c_str(), dropped.error().ToString().c_str());
     }
     return {};
   };
