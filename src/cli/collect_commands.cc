@@ -26,8 +26,15 @@ struct CollectFlags {
 Result<std::chrono::milliseconds> ParseTime(std::string_view text, std::string_view flag) {
   const bool days = text.ends_with('d');
   if (days) text.remove_suffix(1);
-  DSEC_TRY(const uint64_t value, ParseMillis(days ? std::string(text) + "h" : text, flag));
-  return std::chrono::milliseconds(days ? value * 24 : value);
+  DSEC_TRY(const uint64_t value,
+           ParseMillis(days ? fmt::format("{}h", text) : std::string(text), flag));
+  constexpr std::chrono::milliseconds kMost = std::chrono::hours(24 * 365 * 10);
+  const auto unit = days ? uint64_t{24} : uint64_t{1};
+  if (value > static_cast<uint64_t>(kMost.count()) / unit) {
+    return Error(Code::kInvalidArgument, "cli.value", fmt::format("{}: ten years at most", flag))
+        .WithField(std::string(flag));
+  }
+  return std::chrono::milliseconds(value * unit);
 }
 
 Result<void> Collect(const CollectFlags& flags, bool as_json) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer build, ls, show, rm, verify, du; the rest is in pack_command.cc and collect_commands.cc. They work
-// on the layer store itself, with or without a running node.
+// layer build, ls, show, rm, verify, du; the rest is in pack_command.cc and collect_commands.cc.
+// They work on the layer store itself, with or without a running node.
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -205,6 +205,9 @@ class Catalog::Impl {
     insert.Number(static_cast<uint64_t>(layer.created_unix_ms)).Text(layer.source);
     insert.Text(EncodeConfig(layer.config));
     DSEC_TRY_VOID(insert.Run());
+    Statement built(db_, "INSERT OR REPLACE INTO unnamed VALUES(?,?)");
+    built.Text(layer.id.str()).Number(static_cast<uint64_t>(layer.created_unix_ms));
+    DSEC_TRY_VOID(built.Run());
     for (const auto& [key, value] : layer.labels) {
       Statement label(db_, "INSERT OR REPLACE INTO labels VALUES(?,?,?)");
       DSEC_TRY_VOID(label.Text(layer.id.str()).Text(key).Text(value).Run());
@@ -278,15 +281,11 @@ class Catalog::Impl {
     }
   }
 
-  Result<void> RemoveName(const LayerName& name, int64_t now) {
+  Result<void> RemoveName(const LayerName& name) {
     const std::lock_guard lock(mutex_);
     found_.clear();
-    Transaction transaction(db_);
-    DSEC_TRY_VOID(transaction.Begin());
-    DSEC_TRY_VOID(Leave(name, now));
     Statement remove(db_, "DELETE FROM names WHERE name = ? AND tag = ?");
-    DSEC_TRY_VOID(remove.Text(name.name).Text(name.tag).Run());
-    return transaction.Commit();
+    return remove.Text(name.name).Text(name.tag).Run();
   }
 
   Result<std::vector<Unnamed>> ListUnnamed() {
@@ -461,9 +460,7 @@ Result<LayerInfo> Catalog::Find(std::string_view ref) const { return impl_->Find
 Result<std::vector<LayerInfo>> Catalog::List(const ListFilter& filter) const {
   return impl_->List(filter);
 }
-Result<void> Catalog::RemoveName(const LayerName& name, int64_t now_unix_ms) {
-  return impl_->RemoveName(name, now_unix_ms);
-}
+Result<void> Catalog::RemoveName(const LayerName& name) { return impl_->RemoveName(name); }
 Result<std::vector<Catalog::Unnamed>> Catalog::ListUnnamed() const { return impl_->ListUnnamed(); }
 Result<void> Catalog::SeenInUse(const std::vector<LayerId>& ids, int64_t now_unix_ms) {
   return impl_->SeenInUse(ids, now_unix_ms);

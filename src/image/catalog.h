@@ -46,8 +46,7 @@ class Catalog {
   // In order of id. With a limit the time does not grow with the catalogue or with how far the page
   // is from its begin, unless several filters each fit thousands of layers and hardly any fits all.
   Result<std::vector<LayerInfo>> List(const ListFilter& filter) const;
-  // `now`: since when the layer has been without this name.
-  Result<void> RemoveName(const LayerName& name, int64_t now_unix_ms);
+  Result<void> RemoveName(const LayerName& name);
   // A layer that no name leads to.
   struct Unnamed {
     LayerId id;

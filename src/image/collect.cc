@@ -48,7 +48,12 @@ Result<std::map<LayerId, std::string>> LeasedElsewhere(const std::string& root) 
 Result<bool> LockAlone(int dir, const std::string& hex, os::UniqueFd& fd) {
   const std::string manifest = hex + "/" + kManifestName;
   auto opened = os::OpenAt(dir, manifest.c_str(), O_RDONLY | O_NOFOLLOW);
-  if (!opened.ok()) return true;  // damaged: it cannot be mounted
+  if (!opened.ok()) {
+    const int error = opened.error().sys_errno();
+    // Damaged: it cannot be mounted.
+    if (error == ENOENT || error == ELOOP || error == ENOTDIR) return true;
+    return std::move(opened).error();
+  }
   fd = *std::move(opened);
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return true;
   if (errno == EWOULDBLOCK) return false;
@@ -87,11 +92,14 @@ LayerStore::WorkDir::~WorkDir() {
   }
 }
 
-// Whether files must stay after their removal, because another machine may have opened them.
-Result<bool> LayerStore::OthersUseTheStore() const {
+// Whether files must stay after their removal: a node lists the layer, or another machine may be
+// about to.
+Result<bool> LayerStore::FilesMustStay(const LayerId& id) const {
   DSEC_TRY(const std::string boot_id, os::ReadBootId());
   DSEC_TRY(const auto leases, ReadLeases(root_));
-  return std::ranges::any_of(leases, [&](const Lease& lease) { return lease.boot_id != boot_id; });
+  return std::ranges::any_of(leases, [&](const Lease& lease) {
+    return lease.boot_id != boot_id || lease.layers.contains(id);
+  });
 }
 
 Result<void> LayerStore::Condemn(const std::string& hex) const {
@@ -106,6 +114,10 @@ Result<void> LayerStore::Condemn(const std::string& hex) const {
 // With the lock of the store.
 Result<void> LayerStore::RemoveLocked(const LayerId& id, const WorkDir& work, bool condemn) {
   const std::string hex = HexOf(id);
+  // What can fail for want of room fails before anything is gone.
+  if (condemn) {
+    DSEC_TRY_VOID(MakeAndOpenDir(root_fd_.get(), kCondemnedName, 0700));
+  }
   os::UniqueFd held;
   DSEC_TRY(const bool alone, LockAlone(blobs_fd_.get(), hex, held));
   if (!alone) return LayerInUse(id, "a mount of this node");
@@ -117,7 +129,7 @@ Result<void> LayerStore::RemoveLocked(const LayerId& id, const WorkDir& work, bo
   DSEC_TRY_VOID(catalog_->RemoveLayer(id));
   DSEC_FAULT_POINT("layer.remove.after_catalog");
   if (condemn) {
-    DSEC_TRY_VOID(Condemn(hex));
+    if (!Condemn(hex).ok()) return FinishInterrupted(work.fd.get());
   } else {
     const std::string old = "old-" + hex;
     if (::renameat(blobs_fd_.get(), hex.c_str(), work.fd.get(), old.c_str()) != 0 &&
@@ -132,6 +144,13 @@ Result<CollectReport> LayerStore::Collect(const CollectOptions& options) {
   CollectReport report;
   DSEC_TRY_VOID(CollectUnnamed(options, report));
   DSEC_TRY_VOID(DeleteCondemned(options, report));
+  return report;
+}
+
+Result<CollectReport> LayerStore::DeleteRemoved() const {
+  DSEC_TRY_VOID(Ready());
+  CollectReport report;
+  DSEC_TRY_VOID(DeleteCondemned({}, report));
   return report;
 }
 
@@ -176,6 +195,7 @@ Result<void> LayerStore::DeleteCondemned(const CollectOptions& options,
                                          CollectReport& report) const {
   DSEC_TRY(const auto condemned, MakeAndOpenDir(root_fd_.get(), kCondemnedName, 0700));
   DSEC_TRY(const auto names, ListNames(condemned.get(), UINT64_MAX));
+  if (names.empty()) return Ok();
   // After the files have left their place: who lists a layer later does not find them.
   DSEC_TRY(const auto users, LeasedLayers(root_));
   const int64_t now = UnixMillis(clock_.Wall());

@@ -9,6 +9,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <future>
 
 #include "base/fault.h"
 #include "image/layer_mounts.h"
@@ -16,7 +17,6 @@
 #include "image/node_lease.h"
 #include "image/testing/archives.h"
 #include "os/file.h"
-#include "os/process.h"
 
 namespace dsec::image {
 namespace {
@@ -57,9 +57,9 @@ class CollectTest : public ::testing::Test {
   }
 
   // As a node of another machine writes it.
-  void LeaseElsewhere(const std::string& node, std::set<LayerId> layers) {
+  void LeaseElsewhere(const std::string& node, std::set<LayerId> layers, int64_t renewed = 1) {
     ::mkdir((Root() + "/nodes").c_str(), 0700);
-    const Lease lease{node, NewUlid(clock_), "another-boot", 1, std::move(layers)};
+    const Lease lease{node, NewUlid(clock_), "another-boot", "another", renewed, std::move(layers)};
     testing::WriteFile(LeaseFile(node), lease.Encode());
   }
 
@@ -117,13 +117,26 @@ TEST_F(CollectTest, Unnamed_GoesWhenItHasBeenSoForTheTime) {
   EXPECT_EQ(Condemned(), 0u);
 }
 
-TEST_F(CollectTest, RemovedName_CountsFromThen) {
-  const LayerId id = Build("one", "a:1");
-  ASSERT_EQ(Build("one", "b:1"), id);
+TEST_F(CollectTest, BuiltAgain_IsYoungAgain) {
+  const LayerId id = Build("one");
   clock_.Advance(hours(24 * 30));
-  ASSERT_TRUE(store_->Remove("a:1").ok());
-  EXPECT_EQ(Collect(kAtOnce).removed.size(), 0u) << "b:1 leads to it";
+  ASSERT_EQ(Build("one"), id);
+  EXPECT_EQ(Collect({}).young, 1u);
   EXPECT_TRUE(HasFiles(id));
+}
+
+TEST_F(CollectTest, RemovalWhileTheDaemonIsDead_KeepsFilesThatItsSandboxesHave) {
+  const LayerId id = Build("one", "a:1");
+  {
+    NodeLease dead(Root(), "near");
+    ASSERT_TRUE(dead.Hold(id).ok());
+  }
+  ASSERT_TRUE(store_->Remove("a:1").ok());
+  EXPECT_FALSE(HasFiles(id));
+  clock_.Advance(hours(1));
+  EXPECT_EQ(store_->DeleteRemoved()->waiting, 1u);
+  ASSERT_TRUE(DropLease(Root(), "near").ok());
+  EXPECT_EQ(store_->DeleteRemoved()->deleted, 1u);
 }
 
 TEST_F(CollectTest, LeaseOfAnotherMachine_KeepsTheLayerAndItsFiles) {
@@ -186,6 +199,82 @@ TEST_F(CollectTest, Mount_IsListedBeforeItsFilesAreOpenedAndAWhileAfterItsEnd) {
   EXPECT_EQ(Collect(kAtOnce).removed, std::vector{two});
 }
 
+TEST_F(CollectTest, Lease_IsWrittenBeforeTheFilesAreOpened) {
+  const LayerId id = Build("one");
+  LayerMounts mounts(Root(), {.node = "near"});
+  constexpr char kPoint[] = "layer.mount.after_lease";
+  ASSERT_TRUE(fault::Arm(std::string(kPoint) + "=block").ok());
+  auto acquired = std::async(std::launch::async, [&] { return mounts.Acquire(id); });
+  ASSERT_TRUE(fault::WaitFired(kPoint, 1, std::chrono::seconds(30)));
+  EXPECT_EQ(Listed("near"), std::set{id});
+  EXPECT_EQ(Collect(kAtOnce).in_use.size(), 1u);
+  fault::DisarmAll();
+  EXPECT_TRUE(acquired.get().ok());
+}
+
+TEST_F(CollectTest, LayerThatAnAdoptedSandboxCouldNotGet_StaysListed) {
+  const LayerId one = Build("one"), two = Build("two");
+  {
+    ASSERT_TRUE(LayerMounts(Root(), {.node = "near"}).Acquire(one).ok());
+  }
+  LayerMounts mounts(Root(), {.node = "near"});
+  const std::string files = Root() + "/blobs/" + HexOf(one);
+  fs::rename(files, files + ".away");
+  ASSERT_FALSE(mounts.Acquire(one).ok());
+  auto later = mounts.AcquireLater(one);
+  for (int minutes = 0; minutes < 15; ++minutes) {
+    mounts.Trim();
+    ASSERT_TRUE(mounts.Settle());
+  }
+  EXPECT_EQ(Listed("near"), std::set{one});
+  EXPECT_EQ(mounts.mounted(), 0u);
+  fs::rename(files + ".away", files);
+  mounts.Trim();
+  EXPECT_EQ(mounts.mounted(), 1u);
+  EXPECT_EQ(store_->Remove(one.str()).error().reason(), "layer.in_use");
+  later.reset();
+  EXPECT_EQ(mounts.mounted(), 0u);
+}
+
+TEST_F(CollectTest, TwoMachinesOfOneNodeId_AreToldSo) {
+  const LayerId one = Build("one"), two = Build("two");
+  const int64_t now = UnixMillis(Clock::System().Wall());
+  LeaseElsewhere("near", {one}, now);
+  LayerMounts mounts(Root(), {.node = "near"});
+  EXPECT_EQ(mounts.Acquire(one).error().reason(), "layer.node_id_taken");
+  LeaseElsewhere("near", {one}, now - 3'600'000);  // it has been gone for an hour
+  ASSERT_TRUE(mounts.Acquire(one).ok());
+  LeaseElsewhere("near", {one}, now);  // and comes back
+  EXPECT_EQ(mounts.Acquire(two).error().reason(), "layer.node_id_taken");
+}
+
+TEST_F(CollectTest, UnreadableLeaseOfItsOwn_StopsTheNodeUntilItIsForgotten) {
+  const LayerId id = Build("one");
+  LeaseElsewhere("near", {});
+  testing::WriteFile(LeaseFile("near"), "{");
+  LayerMounts mounts(Root(), {.node = "near"});
+  EXPECT_EQ(mounts.Acquire(id).error().reason(), "layer.bad_lease");
+  ASSERT_TRUE(ForgetNode(Root(), "near").ok());
+  EXPECT_TRUE(mounts.Acquire(id).ok());
+}
+
+TEST_F(CollectTest, MountUsedAfterAnError_GetsItsHoldWithTheNextUse) {
+  const LayerId id = Build("one", "one:1");
+  LayerMounts mounts(Root(), {.node = "near", .patience = milliseconds(300)});
+  ASSERT_TRUE(mounts.Acquire(id).ok());
+  ASSERT_TRUE(mounts.Settle());
+  ASSERT_TRUE(fault::Arm("layer.mount.before_open=block;layer.mount.after_lease=error:EIO").ok());
+  auto used = mounts.Acquire(id);
+  ASSERT_TRUE(used.ok()) << used.error().ToString();
+  fault::Disarm("layer.mount.before_open");
+  ASSERT_TRUE(fault::WaitFired("layer.mount.after_lease", 1, std::chrono::seconds(30)));
+  ASSERT_TRUE(mounts.Settle());
+  fault::DisarmAll();
+  EXPECT_EQ(*mounts.Acquire(id), *used);
+  ASSERT_TRUE(mounts.Settle());
+  EXPECT_EQ(store_->Remove("one:1").error().reason(), "layer.in_use");
+}
+
 TEST_F(CollectTest, MountThatIsKeptWithoutAUse_DoesNotKeepTheLayerForEver) {
   const LayerId id = Build("one");
   LayerMounts mounts(Root(), {.keep_for = std::chrono::minutes(0), .node = "near"});
@@ -233,8 +322,12 @@ TEST_F(CollectTest, ForgottenNode_MountsNothingUntilItHasLetGo) {
   ASSERT_TRUE(ForgetNode(Root(), "near").ok());
   EXPECT_TRUE(ReadLeases(Root())->empty());
   EXPECT_EQ(mounts.Acquire(two).error().reason(), "layer.lease_lost");
+  // Nor a new use of what it has.
+  EXPECT_EQ(mounts.Acquire(std::vector{one}).error().reason(), "layer.lease_lost");
   used->reset();
   mounts.Trim();  // ends what is kept
+  ASSERT_TRUE(mounts.Settle());
+  mounts.Trim();  // renews
   ASSERT_TRUE(mounts.Settle());
   auto again = mounts.Acquire(two);
   ASSERT_TRUE(again.ok()) << again.error().ToString();

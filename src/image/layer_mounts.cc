@@ -96,6 +96,14 @@ struct LayerMounts::Slot {
   MonoTime mounting_since;
   std::shared_ptr<Pending<bool>> looking;  // the look under way
   MonoTime looked;
+  MonoTime hold_wanted;
+};
+
+// A use that somebody should have and could not get.
+struct LayerMounts::Owed {
+  explicit Owed(LayerId layer) : id(std::move(layer)) {}
+  const LayerId id;
+  Mounted mounted;  // of the trimmer, until the last owner goes
 };
 
 // A layer that a call of Acquire wants.
@@ -213,6 +221,7 @@ struct LayerMounts::State {
   std::map<LayerId, std::shared_ptr<Slot>> slots;
   std::list<Kept> kept;  // most recently used first
   std::list<Kept> left;
+  std::vector<std::weak_ptr<Owed>> owed;
   size_t keep;
 };
 
@@ -261,11 +270,29 @@ bool LayerMounts::Settle() const {
 }
 
 Result<std::shared_ptr<const MountedLayer>> LayerMounts::Acquire(const LayerId& id) {
-  DSEC_TRY(auto mounted, Acquire(std::vector<LayerId>{id}));
+  DSEC_TRY(auto mounted, AcquireAll({id}));
   return std::move(mounted.front());
 }
 
+std::shared_ptr<const void> LayerMounts::AcquireLater(const LayerId& id) {
+  auto owed = std::make_shared<Owed>(id);
+  const std::lock_guard lock(state_->mutex);
+  state_->owed.push_back(owed);
+  return owed;
+}
+
 Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::Acquire(
+    const std::vector<LayerId>& ids) {
+  // Nothing new on a node that others take for gone; what runs goes on.
+  if (state_->lease && state_->lease->lost()) {
+    return Error(
+        Code::kUnavailable, "layer.lease_lost",
+        fmt::format("node {} was declared gone and has layers in use still", state_->options.node));
+  }
+  return AcquireAll(ids);
+}
+
+Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::AcquireAll(
     const std::vector<LayerId>& ids) {
   DSEC_TRY_VOID(Check());
   const MonoTime begun = Clock::System().Mono();
@@ -288,6 +315,8 @@ Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::Acquire(
   std::optional<Error> failed;
   for (const Wanted& wanted : all) {  // to the end: each has been joined
     auto one = Finish(wanted, begun).Context("mount layer {}", wanted.id.str());
+    if (state_->lease && !one.ok()) state_->lease->Missed(wanted.id);
+    if (state_->lease && one.ok()) state_->lease->Got(wanted.id);
     if (one.ok()) {
       mounted.push_back(*std::move(one));
     } else if (!failed) {
@@ -307,11 +336,31 @@ LayerMounts::Mounted LayerMounts::InUse(const Wanted& wanted) {
   }
   if (mounted == nullptr) return nullptr;
   const auto there = StillThere(wanted.slot, mounted);
-  if (!there.ok() || *there) return mounted;
+  if (!there.ok()) return mounted;
+  if (*there) {
+    LookForHold(wanted);
+    return mounted;
+  }
   log::Warn("layer.mount_lost", {{"layer", wanted.id}});
   const std::lock_guard lock(wanted.slot->mutex);
   if (wanted.slot->mount.lock() == mounted) wanted.slot->mount.reset();
   return nullptr;
+}
+
+// A mount that was taken into use without the store gets its hold there, sooner or later.
+void LayerMounts::LookForHold(const Wanted& wanted) {
+  Slot& slot = *wanted.slot;
+  const MonoTime now = Clock::System().Mono();
+  const std::lock_guard lock(slot.mutex);
+  const auto mounted = slot.mount.lock();
+  if (mounted == nullptr || mounted->hold_ != nullptr || slot.mounting != nullptr ||
+      now - slot.hold_wanted < kLookPeriod)
+    return;
+  slot.hold_wanted = now;
+  Wanted call{wanted.id, wanted.slot, std::make_shared<Pending<Mounted>>()};
+  if (!StartMount(state_, call)) return;
+  slot.mounting = call.pending;
+  slot.mounting_since = now;
 }
 
 // Joins the call under way for the layer or begins one; what only takes a kept mount into use
@@ -338,7 +387,7 @@ void LayerMounts::Begin(Wanted& wanted, bool troubled, Reuses& reuses) {
     reuses.push_back(wanted);
   } else if (!StartMount(state_, wanted)) {
     slot.mounting.reset();
-    wanted.pending->Set(Unreachable("too many calls on it hang"));
+    wanted.pending->Set(Unreachable("too many calls on it hang").WithErrno(EAGAIN));
   }
 }
 
@@ -382,16 +431,13 @@ void LayerMounts::StartReuse(const std::shared_ptr<State>& state, Reuses reuses)
     }
   });
   if (started) return;
-  for (const Wanted& wanted : *all) Conclude(wanted, Unreachable("too many calls on it hang"));
+  for (const Wanted& wanted : *all)
+    Conclude(wanted, Unreachable("too many calls on it hang").WithErrno(EAGAIN));
 }
 
 // False: so many calls are under way that it was not begun.
 bool LayerMounts::StartMount(const std::shared_ptr<State>& state, const Wanted& wanted) {
-  return state->threads.Start([state, wanted] {
-    auto mounted = MountNow(state, wanted);
-    if (!mounted.ok() && state->lease) state->lease->Missed(wanted.id);
-    Conclude(wanted, std::move(mounted));
-  });
+  return state->threads.Start([state, wanted] { Conclude(wanted, MountNow(state, wanted)); });
 }
 
 void LayerMounts::Conclude(const Wanted& wanted, Result<Mounted> result) {
@@ -429,11 +475,12 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
   LayerCache& cache = **state->cache;
   DSEC_FAULT_POINT("layer.mount.before_open");
   DSEC_TRY(auto local, cache.Find(wanted.id));
+  DSEC_TRY(const auto blobs, OpenBlobs(state->root));
   NodeLease::Pin pin;
   if (state->lease) {
     DSEC_TRY(pin, state->lease->Hold(wanted.id));
   }
-  DSEC_TRY(const auto blobs, OpenBlobs(state->root));
+  DSEC_FAULT_POINT("layer.mount.after_lease");
   DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), wanted.id, !local.has_value()));
   DSEC_TRY(const auto blob, BlobOf(blobs.get(), files.blob.get()));
   DSEC_TRY(auto hold, LayerHold::Make(std::move(files.lock), files.blob.get()));
@@ -534,19 +581,47 @@ void LayerMounts::RenewLease() {
   if (!started) state_->renewing = false;
 }
 
+void LayerMounts::GiveOwed() {
+  std::vector<std::shared_ptr<Owed>> all;
+  {
+    const std::lock_guard lock(state_->mutex);
+    std::erase_if(state_->owed, [](const auto& one) { return one.expired(); });
+    for (const auto& one : state_->owed) {
+      if (auto owed = one.lock()) all.push_back(std::move(owed));
+    }
+  }
+  std::erase_if(all, [](const auto& owed) { return owed->mounted != nullptr; });
+  for (const auto& owed : all) {
+    auto mounted = AcquireAll({owed->id});
+    if (mounted.ok()) owed->mounted = std::move(mounted->front());
+    // As good as any for the others.
+    if (!mounted.ok() && mounted.error().reason() == "layer.unreachable") return;
+  }
+}
+
 void LayerMounts::Trim() {
   std::set<LayerId> ids;
   std::list<Kept> given_up;  // after the lock
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->lease && state_->lease->lost()) given_up.swap(state_->kept);
+    given_up.splice(given_up.end(), state_->left);  // those of an outage that is over, perhaps
     const MonoTime now = Clock::System().Mono();
     while (!state_->kept.empty() && now - state_->kept.back().since > state_->options.keep_for)
       given_up.splice(given_up.end(), state_->kept, std::prev(state_->kept.end()));
     for (const Kept& kept : state_->kept) ids.insert(kept.info.id);
   }
   state_->End(std::move(given_up));
+  bool used = false;
+  {
+    const std::lock_guard lock(state_->mutex);
+    used = !state_->slots.empty();
+  }
+  if (!used) return;  // the store may not be there yet
   RenewLease();
+  GiveOwed();
+  if (const auto deleted = catalog_.DeleteRemoved(); !deleted.ok())
+    log::Warn("layer.removed_files_stay", {{"error", deleted.error()}});
   if (ids.empty()) return;
   const auto gone = std::make_shared<Pending<std::set<LayerId>>>();
   gone->Join();
@@ -564,13 +639,16 @@ void LayerMounts::Trim() {
   if (!started) return;
   const auto found = gone->Wait(state_->options.patience);
   if (!found || !found->ok()) return;
-  std::list<Kept> ended;  // after the lock
-  const std::lock_guard lock(state_->mutex);
-  for (auto it = state_->kept.begin(); it != state_->kept.end();) {
-    const auto next = std::next(it);
-    if ((*found)->contains(it->info.id)) ended.splice(ended.end(), state_->kept, it);
-    it = next;
+  std::list<Kept> ended;
+  {
+    const std::lock_guard lock(state_->mutex);
+    for (auto it = state_->kept.begin(); it != state_->kept.end();) {
+      const auto next = std::next(it);
+      if ((*found)->contains(it->info.id)) ended.splice(ended.end(), state_->kept, it);
+      it = next;
+    }
   }
+  state_->End(std::move(ended));
 }
 
 size_t LayerMounts::mounted() const {

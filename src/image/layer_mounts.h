@@ -110,7 +110,11 @@ class LayerMounts {
   // kUnavailable "layer.unreachable" (at once while an earlier call for this layer hangs).
   Result<std::shared_ptr<const MountedLayer>> Acquire(const LayerId& id);
   // Several at once, in the order of `ids`, within one `patience`; the first error if any fails.
+  // kUnavailable "layer.lease_lost": this node was declared gone (ForgetNode).
   Result<std::vector<std::shared_ptr<const MountedLayer>>> Acquire(const std::vector<LayerId>& ids);
+  // For a use that exists already, of a sandbox that was adopted, after Acquire has failed: it is
+  // tried again each minute for as long as what this returns lives.
+  std::shared_ptr<const void> AcquireLater(const LayerId& id);
   // Layers in use through this object now.
   size_t mounted() const;
   // Mounts that are kept without a use.
@@ -129,9 +133,12 @@ class LayerMounts {
   struct Kept;
 
   struct Wanted;
+  struct Owed;
   using Reuses = std::vector<Wanted>;
 
+  Result<std::vector<Mounted>> AcquireAll(const std::vector<LayerId>& ids);
   Mounted InUse(const Wanted& wanted);
+  void LookForHold(const Wanted& wanted);
   void Begin(Wanted& wanted, bool troubled, Reuses& reuses);
   Result<Mounted> Finish(const Wanted& wanted, MonoTime begun);
   static void StartReuse(const std::shared_ptr<State>& state, Reuses reuses);
@@ -142,6 +149,7 @@ class LayerMounts {
   static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept,
                          std::shared_ptr<LayerHold> hold);
   void RenewLease();
+  void GiveOwed();
   Result<bool> StillThere(const std::shared_ptr<Slot>& slot, const Mounted& mounted);
 
   const std::shared_ptr<State> state_;

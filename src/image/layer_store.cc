@@ -152,7 +152,8 @@ Result<void> LayerStore::FinishInterrupted(int work) const {
   auto known = catalog_->Find("sha256:" + *hex);
   if (known.ok()) return Ok();
   if (known.error().code() != Code::kNotFound) return std::move(known).error();
-  return os::RemoveTree(blobs_fd_.get(), hex->c_str());
+  DSEC_TRY(const bool wait, FilesMustStay(LayerId("sha256:" + *hex)));
+  return wait ? Condemn(*hex) : os::RemoveTree(blobs_fd_.get(), hex->c_str());
 }
 
 Result<void> LayerStore::Reindex() {
@@ -360,8 +361,8 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
   existed = Intact(hex, manifest);
   if (!existed) {
     // A damaged copy is moved out of the way; whoever has it mounted keeps its files.
-    DSEC_TRY(const bool others, OthersUseTheStore());
-    if (others) {
+    DSEC_TRY(const bool wait, FilesMustStay(layer.id));
+    if (wait) {
       DSEC_TRY_VOID(Condemn(hex));
     } else if (::renameat(blobs_fd_.get(), hex.c_str(), dir, "damaged") != 0 && errno != ENOENT) {
       return StoreError("move a damaged layer away");
@@ -403,14 +404,14 @@ Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
   DSEC_TRY(const LayerInfo layer, catalog_->Find(ref));
   if (!ref.starts_with("sha256:")) {
     DSEC_TRY(const LayerName name, ParseLayerName(ref));
-    if (layer.names.size() > 1) return catalog_->RemoveName(name, UnixMillis(clock_.Wall()));
+    if (layer.names.size() > 1) return catalog_->RemoveName(name);
   }
   if (in_use) {
     DSEC_TRY(const bool used, in_use(layer.id));
     if (used) return LayerInUse(layer.id, "a sandbox");
   }
-  DSEC_TRY(const bool others, OthersUseTheStore());
-  return RemoveLocked(layer.id, work, others).Context("remove {}", Printable(ref));
+  DSEC_TRY(const bool wait, FilesMustStay(layer.id));
+  return RemoveLocked(layer.id, work, wait).Context("remove {}", Printable(ref));
 }
 
 }  // namespace dsec::image

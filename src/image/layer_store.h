@@ -104,14 +104,16 @@ class LayerStore {
 
   // By NAME:TAG: takes the name away, and the layer with it when that was the last. By id: the
   // layer with all its names. A layer that is mounted on this node or that another one has in its
-  // lease, or of which `in_use` (may be empty) says so, stays: kConflict "layer.in_use". Where
-  // other nodes have leases, the files wait for Collect.
+  // lease, or of which `in_use` (may be empty) says so, stays: kConflict "layer.in_use". While a
+  // node lists the layer or other machines have leases, the files wait for DeleteRemoved.
   Result<void> Remove(std::string_view ref, const InUseFn& in_use = nullptr);
 
   // Removes layers that no name leads to and nobody has used for a time, and deletes the files of
   // what was removed once no node can have it mounted. Never what a lease lists or a lock holds;
   // an unreadable lease ends it: kInternal "layer.bad_lease".
   Result<CollectReport> Collect(const CollectOptions& options);
+  // The second half of it alone.
+  Result<CollectReport> DeleteRemoved() const;
 
   // Opens the files of a layer and checks manifest and sizes against its id. kNotFound
   // "layer.not_found", kInternal "layer.corrupt".
@@ -138,7 +140,7 @@ class LayerStore {
                        const std::optional<LayerName>& name, bool& existed);
   bool Intact(const std::string& hex, const Manifest& manifest) const;
   Result<void> RemoveLocked(const LayerId& id, const WorkDir& work, bool condemn);
-  Result<bool> OthersUseTheStore() const;
+  Result<bool> FilesMustStay(const LayerId& id) const;
   Result<void> Condemn(const std::string& hex) const;
   Result<void> CollectUnnamed(const CollectOptions& options, CollectReport& report);
   Result<void> DeleteCondemned(const CollectOptions& options, CollectReport& report) const;

@@ -5,7 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -31,6 +34,16 @@ constexpr size_t kMaxEpoch = 64;
 constexpr int kFormat = 1;
 // What nobody has asked for in so many minutes no sandbox that was adopted has.
 constexpr int kCarriedRenewals = 10;
+// A lease of another machine that is younger has an owner that lives.
+constexpr int64_t kTakenMillis = 3 * 60 * 1000;
+
+// machine-id(5); empty where there is none.
+std::string MachineId() {
+  auto text = os::ReadFile(AT_FDCWD, "/etc/machine-id", 64);
+  if (!text.ok()) return "";
+  while (text->ends_with('\n')) text->pop_back();
+  return *std::move(text);
+}
 
 std::string NodesFolder(const std::string& root) { return root + "/" + kNodesName; }
 
@@ -80,11 +93,9 @@ Result<std::string> ForgottenEpoch(int dir, const std::string& node) {
 std::string Lease::Encode() const {
   json list = json::array();
   for (const LayerId& id : layers) list.push_back(id.str());
-  return json{{"format", kFormat},
-              {"node", node},
-              {"epoch", epoch},
-              {"boot_id", boot_id},
-              {"renewed_unix_ms", renewed_unix_ms},
+  return json{{"format", kFormat},        {"node", node},
+              {"epoch", epoch},           {"boot_id", boot_id},
+              {"machine_id", machine_id}, {"renewed_unix_ms", renewed_unix_ms},
               {"layers", std::move(list)}}
       .dump();
 }
@@ -102,13 +113,14 @@ Result<Lease> Lease::Parse(std::string_view text) {
   if (!is("format", json::value_t::number_unsigned) || value["format"] != kFormat)
     return bad("unknown format");
   if (!is("node", json::value_t::string) || !is("epoch", json::value_t::string) ||
-      !is("boot_id", json::value_t::string) ||
+      !is("boot_id", json::value_t::string) || !is("machine_id", json::value_t::string) ||
       !is("renewed_unix_ms", json::value_t::number_unsigned) || !is("layers", json::value_t::array))
     return bad("a member is missing or of a wrong type");
   Lease lease;
   lease.node = value["node"];
   lease.epoch = value["epoch"];
   lease.boot_id = value["boot_id"];
+  lease.machine_id = value["machine_id"];
   lease.renewed_unix_ms = value["renewed_unix_ms"];
   for (const json& item : value["layers"]) {
     if (!item.is_string()) return bad("a layer is no text");
@@ -144,9 +156,17 @@ Result<void> ForgetNode(const std::string& root, const std::string& node) {
   if (!ParseNodeId(node).ok()) return none;
   auto dir = OpenNodes(root);
   if (!dir.ok()) return dir.error().sys_errno() == ENOENT ? none : std::move(dir).error();
-  DSEC_TRY(const auto lease, ReadLease(dir->get(), node));
-  if (!lease) return none;
-  return Replace(dir->get(), node + std::string(kForgottenEnd), lease->epoch);
+  auto lease = ReadLease(dir->get(), node);
+  if (!lease.ok() && lease.error().reason() == "layer.bad_lease") {
+    const std::string name = node + std::string(kLeaseEnd);
+    const std::string aside = name + ".damaged";
+    if (::renameat(dir->get(), name.c_str(), dir->get(), aside.c_str()) != 0)
+      return StoreError("move a damaged lease away");
+    return Ok();
+  }
+  if (!lease.ok()) return std::move(lease).error();
+  if (!*lease) return none;
+  return Replace(dir->get(), node + std::string(kForgottenEnd), (*lease)->epoch);
 }
 
 Result<void> DropLease(const std::string& root, const std::string& node) {
@@ -166,91 +186,138 @@ struct NodeLease::State {
 
   mutable std::mutex mutex;  // of the next block; never held over a call on the store
   std::map<LayerId, size_t> pins;
-  std::set<LayerId> listed;   // by the file, or by the one that is being written
+  std::set<LayerId> durable;  // listed whether the write under way succeeds or not
   std::set<LayerId> unused;   // without a pin at the last renewal
-  std::set<LayerId> carried;  // listed by an earlier daemon and not held by this one so far
-  std::set<LayerId> missed;   // of `carried`: somebody wanted it and did not get it
+  std::set<LayerId> carried;  // listed by an earlier daemon
+  std::set<LayerId> missed;   // wanted by somebody who did not get it
+  std::set<LayerId> revoked;  // what the forgotten epoch had
   int renewals = 0;
   bool lost = false;
 
   std::mutex io;      // of the file and the next block
   std::string epoch;  // empty: the file is not ours yet
   std::string boot_id;
+  dev_t device = 0;  // of the folder of leases
+  ino_t inode = 0;
 
   void Unpin(const LayerId& id) {
     const std::lock_guard lock(mutex);
     const auto found = pins.find(id);
     if (--found->second == 0) pins.erase(found);
   }
+  bool IsDurable(const LayerId& id) {
+    const std::lock_guard lock(mutex);
+    return durable.contains(id);
+  }
 
   // With `io` held.
+  Result<os::UniqueFd> OpenFolder() {
+    // A store always has its blobs; without them its file system is not mounted.
+    const std::string blobs = root + "/blobs";
+    if (::access(blobs.c_str(), F_OK) != 0) {
+      const int error = errno;
+      return error == ENOENT ? Unreachable(blobs + " is not there")
+                             : Unreachable(blobs).WithErrno(error);
+    }
+    const std::string folder = NodesFolder(root);
+    if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+      return RootError(StoreError("make the folder of leases"));
+    DSEC_TRY(auto dir, OpenNodes(root));
+    struct stat status;
+    if (::fstat(dir.get(), &status) != 0)
+      return RootError(os::ErrnoError("layer.io", "stat the folder of leases"));
+    if (status.st_dev != device || status.st_ino != inode) {
+      // Another mount than before: what was written may be elsewhere.
+      epoch.clear();
+      const std::lock_guard lock(mutex);
+      durable.clear();
+      device = status.st_dev;
+      inode = status.st_ino;
+    }
+    return dir;
+  }
+
+  // With `io` held: begins an epoch.
   Result<void> Own(int dir) {
     DSEC_TRY(boot_id, os::ReadBootId());
-    auto before = ReadLease(dir, node);
-    if (!before.ok()) {
-      if (before.error().reason() != "layer.bad_lease") return std::move(before).error();
-      log::Error("layer.lease_damaged", {{"node", node}, {"error", before.error()}});
-    }
+    DSEC_TRY(const auto before, ReadLease(dir, node));
     DSEC_TRY(const std::string forgotten, ForgottenEpoch(dir, node));
+    if (before && before->epoch != forgotten && before->boot_id != boot_id) {
+      const int64_t age = UnixMillis(clock.Wall()) - before->renewed_unix_ms;
+      if (before->machine_id != MachineId() && age < kTakenMillis) return Taken();
+    }
     const std::lock_guard lock(mutex);
     // What an earlier daemon listed, its sandboxes may have mounted still.
-    if (before.ok() && *before && (*before)->boot_id == boot_id && (*before)->epoch != forgotten)
-      carried = (*before)->layers;
+    if (before && before->boot_id == boot_id && before->epoch != forgotten)
+      carried.insert(before->layers.begin(), before->layers.end());
+    renewals = 0;
     epoch = NewUlid(clock);
     return Ok();
   }
 
-  // With `io` held: the file lists what is pinned, `listed` or carried, and counts. `own`: the pins
-  // that the caller has.
-  Result<void> Write(size_t own) {
-    const std::string folder = NodesFolder(root);
-    if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
-      return RootError(StoreError("make the folder of leases"));
-    DSEC_TRY(const auto dir, OpenNodes(root));
-    bool others = false;
-    {
-      const std::lock_guard lock(mutex);
-      size_t all = 0;
-      for (const auto& [id, count] : pins) all += count;
-      others = all > own;
-    }
+  Error Taken() const {
+    return Error(Code::kFailedPrecondition, "layer.node_id_taken",
+                 fmt::format("another machine renews the lease of node {}: each node of a store "
+                             "needs a node_id of its own",
+                             node));
+  }
+
+  // With `io` held: the file lists what is pinned, durable or carried, less `drop`, and counts.
+  // `own`: what the caller has a pin of.
+  Result<void> Write(const std::set<LayerId>& drop, const LayerId* own) {
+    DSEC_TRY(const auto dir, OpenFolder());
     if (!epoch.empty()) {
       DSEC_TRY(const std::string forgotten, ForgottenEpoch(dir.get(), node));
-      if (forgotten == epoch) DSEC_TRY_VOID(Lose(others));
+      if (forgotten == epoch) DSEC_TRY_VOID(Lose(own));
     }
-    const bool first = epoch.empty();
-    if (first) DSEC_TRY_VOID(Own(dir.get()));
-    Lease lease{node, epoch, boot_id, UnixMillis(clock.Wall()), {}};
+    if (!epoch.empty()) {
+      DSEC_TRY(const auto present, ReadLease(dir.get(), node));
+      if (present && present->epoch != epoch) return Taken();
+    }
+    if (epoch.empty()) DSEC_TRY_VOID(Own(dir.get()));
+    Lease lease{node, epoch, boot_id, MachineId(), UnixMillis(clock.Wall()), {}};
     {
       const std::lock_guard lock(mutex);
-      for (const auto& [id, count] : pins) listed.insert(id);
-      lease.layers = listed;
+      for (const LayerId& id : drop) {
+        if (!pins.contains(id)) durable.erase(id);
+      }
+      lease.layers = durable;
       lease.layers.insert(carried.begin(), carried.end());
+      for (const auto& [id, count] : pins) lease.layers.insert(id);
     }
-    auto written = Replace(dir.get(), node + std::string(kLeaseEnd), lease.Encode());
-    if (!written.ok()) {
-      // What the file says now is not known: whoever comes next writes again.
-      const std::lock_guard lock(mutex);
-      for (const auto& [id, count] : pins) listed.erase(id);
-      if (first) epoch.clear();
+    const std::string name = node + std::string(kLeaseEnd);
+    if (auto written = Replace(dir.get(), name, lease.Encode()); !written.ok())
       return RootError(std::move(written).error());
-    }
     // Forgotten meanwhile: the layer may be gone before it is opened.
     DSEC_TRY(const std::string forgotten, ForgottenEpoch(dir.get(), node));
-    if (forgotten == epoch) DSEC_TRY_VOID(Lose(true));
-    return Ok();
+    const std::lock_guard lock(mutex);
+    durable = std::move(lease.layers);
+    if (forgotten != epoch) return Ok();
+    revoked = std::exchange(durable, {});
+    carried.clear();
+    lost = true;
+    return Lost();
+  }
+
+  Error Lost() const {
+    return Error(Code::kUnavailable, "layer.lease_lost",
+                 fmt::format("node {} was declared gone and has layers in use still", node));
   }
 
   // This epoch is over; a new one begins when nothing of it is in use.
-  Result<void> Lose(bool in_use) {
+  Result<void> Lose(const LayerId* own) {
     const std::lock_guard lock(mutex);
-    if (!lost) log::Error("layer.lease_lost", {{"node", node}, {"epoch", epoch}});
-    lost = in_use;
-    for (auto* set : {&listed, &unused, &carried, &missed}) set->clear();
-    if (in_use) {
-      return Error(Code::kUnavailable, "layer.lease_lost",
-                   fmt::format("node {} was declared gone and has layers in use still", node));
+    if (!lost) {
+      log::Error("layer.lease_lost", {{"node", node}, {"epoch", epoch}});
+      revoked = std::exchange(durable, {});
+      carried.clear();
     }
+    lost = std::ranges::any_of(revoked, [&](const LayerId& id) {
+      const auto found = pins.find(id);
+      return found != pins.end() && found->second > (own != nullptr && *own == id ? 1 : 0);
+    });
+    if (lost) return Lost();
+    revoked.clear();
     epoch.clear();
     return Ok();
   }
@@ -260,56 +327,46 @@ NodeLease::NodeLease(std::string root, std::string node, const Clock& clock)
     : state_(std::make_shared<State>(std::move(root), std::move(node), clock)) {}
 
 Result<NodeLease::Pin> NodeLease::Hold(const LayerId& id) {
-  bool listed = false;
   {
     const std::lock_guard lock(state_->mutex);
     ++state_->pins[id];
-    listed = state_->listed.contains(id) && !state_->lost;
   }
   Pin pin(nullptr, [state = state_, id](const void*) { state->Unpin(id); });
-  if (listed) {
-    // By a file that is being written, perhaps.
+  if (!state_->IsDurable(id)) {
     const std::lock_guard io(state_->io);
-    const std::lock_guard lock(state_->mutex);
-    listed = state_->listed.contains(id) && !state_->epoch.empty();
+    // Others wait here together: the first one writes for all of them.
+    if (!state_->IsDurable(id)) DSEC_TRY_VOID(state_->Write({}, &id));
   }
-  if (!listed) {
-    const std::lock_guard io(state_->io);
-    {
-      // Others wait here together: the first one writes for all of them.
-      const std::lock_guard lock(state_->mutex);
-      listed = state_->listed.contains(id) && !state_->epoch.empty() && !state_->lost;
-    }
-    if (!listed) DSEC_TRY_VOID(state_->Write(1));
-  }
-  const std::lock_guard lock(state_->mutex);
-  state_->carried.erase(id);
-  state_->missed.erase(id);
   return pin;
 }
 
 void NodeLease::Missed(const LayerId& id) {
   const std::lock_guard lock(state_->mutex);
-  if (state_->carried.contains(id)) state_->missed.insert(id);
+  state_->missed.insert(id);
+}
+
+void NodeLease::Got(const LayerId& id) {
+  const std::lock_guard lock(state_->mutex);
+  state_->missed.erase(id);
 }
 
 Result<void> NodeLease::Renew() {
   const std::lock_guard io(state_->io);
+  std::set<LayerId> drop;
   {
     const std::lock_guard lock(state_->mutex);
-    std::set<LayerId> unused;
-    for (const LayerId& id : state_->listed) {
-      if (!state_->pins.contains(id)) unused.insert(id);
+    if (!state_->epoch.empty() && ++state_->renewals >= kCarriedRenewals) {
+      std::erase_if(state_->carried,
+                    [&](const LayerId& id) { return !state_->missed.contains(id); });
     }
-    if (!state_->epoch.empty()) {
-      for (const LayerId& id : state_->unused) {
-        if (unused.erase(id) > 0) state_->listed.erase(id);
-      }
+    std::set<LayerId> unused;
+    for (const LayerId& id : state_->durable) {
+      if (state_->pins.contains(id) || state_->carried.contains(id)) continue;
+      (state_->unused.contains(id) ? drop : unused).insert(id);
     }
     state_->unused = std::move(unused);
-    if (++state_->renewals >= kCarriedRenewals) state_->carried = state_->missed;
   }
-  return state_->Write(0);
+  return state_->Write(drop, nullptr);
 }
 
 bool NodeLease::lost() const {

@@ -25,6 +25,7 @@ struct Lease {
   std::string node;
   std::string epoch;    // ULID, new at each start of the daemon
   std::string boot_id;  // of the node's kernel: no mount outlives it
+  std::string machine_id;
   int64_t renewed_unix_ms = 0;
   std::set<LayerId> layers;
   // Equal for equal content. Accepted is what Encode writes: kInternal "layer.bad_lease".
@@ -35,7 +36,8 @@ struct Lease {
 // The leases of a store that are not forgotten. All or an error: an unreadable lease may list
 // anything. Blocking, on the file system of the store.
 Result<std::vector<Lease>> ReadLeases(const std::string& root);
-// The word of an operator that a node is gone with all its mounts. kNotFound "layer.no_lease".
+// The word of an operator that a node is gone with all its mounts; a lease that cannot be read is
+// moved aside. kNotFound "layer.no_lease".
 Result<void> ForgetNode(const std::string& root, const std::string& node);
 // Of a node that has nothing mounted any more; one without a lease is no error.
 Result<void> DropLease(const std::string& root, const std::string& node);
@@ -49,12 +51,14 @@ class NodeLease {
   // `node`: see ParseNodeId.
   NodeLease(std::string root, std::string node, const Clock& clock = Clock::System());
 
-  // The layer is listed when this returns; costs nothing if it was before. kUnavailable
-  // "layer.lease_lost": this node was forgotten and has layers in use still.
+  // The layer is listed when this returns; touches the store only if it was not before.
+  // kUnavailable "layer.lease_lost": this node was forgotten and has layers in use still;
+  // kFailedPrecondition "layer.node_id_taken": another machine has the same node_id.
   Result<Pin> Hold(const LayerId& id);
-  // A sandbox that runs has this layer, and it could not be mounted: what an earlier daemon of this
-  // node has listed of it stays. Blocks on nothing.
+  // Somebody wanted the layer and did not get it, perhaps for a sandbox that runs: if an earlier
+  // daemon of this node has listed it, it stays so until somebody gets it. Neither blocks.
   void Missed(const LayerId& id);
+  void Got(const LayerId& id);
   // Once a minute: says that the node lives, and lists no more what two calls in a row have found
   // without a pin.
   Result<void> Renew();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <system_error>
 #include <thread>
 
 namespace dsec::image {
@@ -83,12 +84,19 @@ bool RootThreads::Start(std::function<void()> call) {
   }
   if (call == nullptr) {
     state_->work.notify_one();
-  } else {
-    std::thread([state = state_, call = std::move(call)]() mutable {
-      state->Work(std::move(call));
-    }).detach();
+    return true;
   }
-  return true;
+  try {
+    std::thread([state = state_, call]() mutable { state->Work(std::move(call)); }).detach();
+    return true;
+  } catch (const std::system_error&) {  // no room for a thread
+    {
+      const std::lock_guard lock(state_->mutex);
+      --state_->running;
+    }
+    state_->ended.notify_all();
+    return false;
+  }
 }
 
 bool RootThreads::Wait(std::chrono::milliseconds patience) const {

@@ -83,6 +83,28 @@ TEST(RootThreads, Limit_RefusesAndWaitSaysWhenNoneIsLeft) {
   EXPECT_TRUE(threads.Wait(kLong));
 }
 
+TEST(RootThreads, ThreadWithoutACall_TakesTheNextOneAndNoneWaitsForABusyOne) {
+  RootThreads threads(4);
+  std::thread::id first, second, beside;
+  EXPECT_TRUE(threads.Start([&] { first = std::this_thread::get_id(); }));
+  EXPECT_TRUE(threads.Wait(kLong));
+  std::latch release(1);
+  EXPECT_TRUE(threads.Start([&] {
+    second = std::this_thread::get_id();
+    release.wait();
+  }));
+  std::latch done(1);
+  EXPECT_TRUE(threads.Start([&] {
+    beside = std::this_thread::get_id();
+    done.count_down();
+  }));
+  done.wait();
+  release.count_down();
+  EXPECT_TRUE(threads.Wait(kLong));
+  EXPECT_EQ(first, second);
+  EXPECT_NE(beside, second);
+}
+
 TEST(Pending, Result_IsGoneWithTheLastWhoJoined) {
   Pending<std::shared_ptr<int>> pending;
   pending.Join();

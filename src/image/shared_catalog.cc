@@ -172,6 +172,11 @@ Result<std::vector<LayerInfo>> SharedCatalog::List(const ListFilter& filter) {
                                      [filter](LayerStore& store) { return store.List(filter); });
 }
 
+Result<CollectReport> SharedCatalog::DeleteRemoved() {
+  return Ask<CollectReport>(rest_lane_, rest_, patience_,
+                            [](LayerStore& store) { return store.DeleteRemoved(); });
+}
+
 Result<void> SharedCatalog::Remove(std::string_view ref) {
   return Ask<void>(rest_lane_, rest_, patience_,
                    [name = std::string(ref)](LayerStore& store) { return store.Remove(name); });

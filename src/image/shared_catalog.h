@@ -39,6 +39,8 @@ class SharedCatalog {
   Result<std::vector<LayerInfo>> List(const ListFilter& filter);
   // A removal that was begun may go on after "layer.unreachable".
   Result<void> Remove(std::string_view ref);
+  // As that of LayerStore.
+  Result<CollectReport> DeleteRemoved();
 
  private:
   class Handle;

@@ -386,14 +386,14 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::Sandb
   DSEC_CO_TRY(auto agent, co_await host_->host_pool->Run(std::move(find), deadline));
   if (!here)
     co_return Error(Code::kGone, "sandbox.slot_gone", "nothing of its slot is on the host");
-  auto hold = [host = host_->host.get(), copy = record]() -> Result<HeldLayers> {
+  using Held = std::shared_ptr<const HeldLayers>;
+  auto hold = [host = host_->host.get(), copy = record]() -> Result<Held> {
     return host->HoldLayers(copy);
   };
   DSEC_CO_TRY(auto held, co_await host_->layer_pool->Run(std::move(hold), deadline));
   DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
-  co_return std::make_shared<ContainerInstance>(
-      *host_, record, std::move(agent), std::move(channel),
-      std::make_shared<const HeldLayers>(std::move(held)));
+  co_return std::make_shared<ContainerInstance>(*host_, record, std::move(agent),
+                                                std::move(channel), std::move(held));
 }
 
 runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record,

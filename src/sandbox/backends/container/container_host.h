@@ -53,7 +53,7 @@ class ContainerHost {
   Result<HeldLayers> AcquireLayers(v1::SandboxRecord& record);
   // The layers of a sandbox that runs already, as many of them as can be had: its own root does not
   // depend on them.
-  HeldLayers HoldLayers(const v1::SandboxRecord& record);
+  std::shared_ptr<const HeldLayers> HoldLayers(const v1::SandboxRecord& record);
   // Limits, writable layer, views.
   Result<LaunchParts> Prepare(const v1::SandboxRecord& record, int user_ns);
   Result<void> Launch(const HeldLayers& layers, LaunchParts& parts, int launch_socket,
