@@ -3,8 +3,9 @@
 """A MooseFS cluster of one master, one chunkserver and one client on this machine, for tests and the demo.
 
 All of it is the caller's: the processes are children, the network is a namespace of their own (a chunkserver cannot be
-reached over a loopback address, so it has a veth pair), files lie below one folder. stop() leaves nothing. Needs root and
-the Debian packages moosefs-master, moosefs-chunkserver and moosefs-client.
+reached over a loopback address, so it has a veth pair), files lie below one folder. stop() leaves nothing but that folder; started
+there again, the cluster has its files again. Needs root and the Debian packages moosefs-master, moosefs-chunkserver and
+moosefs-client.
 
     moosefs.py run FOLDER -- COMMAND...    runs COMMAND while FOLDER/mnt is mounted
 """
@@ -40,7 +41,8 @@ class MooseFs:
     def start(self):
         for name in ("mnt", "meta", "chunks", "cs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        (self.folder / "meta" / "metadata.mfs").write_bytes(b"MFSM NEW")
+        if not any((self.folder / "meta").glob("metadata.mfs*")):  # else what an earlier cluster has left goes on
+            (self.folder / "meta" / "metadata.mfs").write_bytes(b"MFSM NEW")
         (self.folder / "exports.cfg").write_text("* / rw,alldirs,maproot=0:0\n", encoding="ascii")
         (self.folder / "hdd.cfg").write_text(f"{self.folder}/chunks\n", encoding="ascii")
         listen = "".join(f"{name}_LISTEN_HOST = {ADDRESS}\n" for name in PORTS)
