@@ -5,7 +5,8 @@
 
 Every figure stands beside a baseline that was measured in the same run, because the machine may be shared. Values are
 medians. `--only name,...` runs some; `--live N` sets the size of the large population (3,200), `--soak N` the number of calls
-of the soak (100,000).
+of the soak (100,000); `--images`, `--tasks` and `--runs` are the scale of the bursts (64, 256, 1). The bursts download 1.5 GB and
+keep some 16 GB below build/bench, so they run only when they are named.
 """
 
 import argparse
@@ -24,6 +25,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "sdk" / "python")]
+
+import burst  # noqa: E402
 
 
 def percentile(values, share):
@@ -451,6 +454,7 @@ async def main():
     parser.add_argument("--live", type=int, default=3200)
     parser.add_argument("--soak", type=int, default=100_000)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "bench" / "figures.jsonl")
+    burst.add_arguments(parser)
     arguments = parser.parse_args()
     os.environ["DSEC_BUILD"] = str(arguments.build.resolve())
     import pack_diff
@@ -461,9 +465,10 @@ async def main():
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_cpp",
              "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
-    unknown = wanted - set(names)
+    named = [*names, *burst.FIGURES]
+    unknown = wanted - set(named)
     if unknown:
-        sys.exit(f"unknown figures: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        sys.exit(f"unknown figures: {', '.join(sorted(unknown))}; there are {', '.join(named)}")
     random.seed(1)
     layers = support.build_layers(support.BUILD / "test-layers")
     if wanted & {"fncall_python_warm", "fncall_cpp"}:
@@ -499,6 +504,8 @@ async def main():
         node.stop()
         node.purge()
         shutil.rmtree(folder, ignore_errors=True)
+    if wanted & set(burst.FIGURES):  # on nodes of their own, with nothing else on the machine
+        await burst.bench_bursts(figures, arguments.build.resolve(), wanted, arguments.images, arguments.tasks, arguments.runs)
 
 
 if __name__ == "__main__":
