@@ -62,7 +62,6 @@ def _go(package):
 
 MAVEN = "src/main/java:src/test/java"
 CODEC = "org.apache.commons.codec"
-COLLECTIONS = "org.apache.commons.collections4"
 
 PROJECTS = {
     "cpp": (
@@ -70,8 +69,6 @@ PROJECTS = {
                 "96510f47a5db537f70dff3e83dd71fd2180cbba4aa76c589a549467e7f34bc9b", "make -s test"),
         Project("cjson", "pool/main/c/cjson/cjson_1.7.15.orig.tar.gz",
                 "5308fd4bd90cef7aa060558514de6a1a4a0819974a26e6ed13973c5f624c24b2", "make -s test"),
-        Project("picojson", "pool/main/p/picojson/picojson_1.3.0+git20210118.111c9be.orig.tar.xz",
-                "8c76c9f09e3e2e19200ab4d79b45991721a3a2745b645551de2c2905270fb084", "make -s test CXXFLAGS=-O0"),
         Project("bzip2", "pool/main/b/bzip2/bzip2_1.0.8.orig.tar.gz",
                 "ab5a03176ee106d3f0fa90e381da478ddae405918153cca248e682cd0c4a2269", "make -s test CFLAGS='-O1 -D_FILE_OFFSET_BITS=64'"),
     ),
@@ -86,16 +83,10 @@ PROJECTS = {
                 "857c58c23bfe6b284b174d89f323de438042ce9a005b2a81afa658962caff90f",
                 _junit(MAVEN, "src/main/resources:src/test/resources:", f"{CODEC}.binary.HexTest", f"{CODEC}.binary.Base32Test",
                        f"{CODEC}.binary.BinaryCodecTest", f"{CODEC}.net.URLCodecTest")),
-        Project("collections", "pool/main/libc/libcommons-collections4-java/libcommons-collections4-java_4.2.orig.tar.xz",
-                "e6b25f22128d2b5e6181d9736f313103e079366013f853061aba16e8d4feb729",
-                _junit(MAVEN, "src/test/resources:", f"{COLLECTIONS}.ListUtilsTest", f"{COLLECTIONS}.EnumerationUtilsTest")),
         Project("args4j", "pool/main/a/args4j/args4j_2.33.orig.tar.xz",
                 "62dac627ebe5e7afb105640597c87f86b1458c583a6e477d1710fd198c48231e",
                 _junit("args4j/src:args4j/test", "args4j/src:args4j/test:", "org.kohsuke.args4j.ArgumentTest",
                        "org.kohsuke.args4j.SimpleStringTest")),
-        Project("math", "pool/main/c/commons-math3/commons-math3_3.6.1.orig.tar.xz",
-                "16d940c11c48793214915b72201c35719acd1cb40278066b3c090165550fd992",
-                _junit(MAVEN, "src/main/resources:", "org.apache.commons.math3.complex.QuaternionTest")),
     ),
     "js": (
         Project("bytes", "pool/main/n/node-bytes/node-bytes_3.1.2.orig.tar.gz",
@@ -246,6 +237,11 @@ def extract_packages(archive, names, tree):
     """The files of packages, as dpkg would lay them out; no maintainer script runs."""
     for name in names:
         subprocess.run(["dpkg-deb", "-x", archive.package(name), tree], check=True)
+    # In the bases /bin, /lib and /sbin are links into /usr; a folder of that name in a layer above would hide them.
+    for name in ("bin", "lib", "lib64", "sbin"):
+        if (tree / name).is_dir():
+            shutil.copytree(tree / name, tree / "usr" / name, symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(tree / name)
     tree.chmod(0o755)
     _normal(tree)
 
