@@ -371,9 +371,12 @@ async def bench_bursts(figures, build, wanted, images=64, tasks=256, runs=1, fol
         if wanted & {"burst_time", "burst_writes"}:
             touched = await bench.touched()
             ways = {"full_pull": [], "all_local": [], "on_demand": []}
-            for _ in range(runs):
-                for name, values in ways.items():  # in turns, so that all see the same machine
-                    values.append(await getattr(bench, name)())
+            for number in range(runs):
+                # In turns, on demand last and first, so that all see the same machine; all local has what the full pull left.
+                order = ["full_pull", "all_local"]
+                order.insert(0 if number % 2 else 2, "on_demand")
+                for name in order:
+                    ways[name].append(await getattr(bench, name)())
             bench.remove_local()
             pulled, local, demand = (medians(ways[name]) for name in ("full_pull", "all_local", "on_demand"))
             detail = {"on_demand": rounded(demand), "full_pull": rounded(pulled), "all_local": rounded(local), **size}
