@@ -65,6 +65,19 @@ Result<MetaImage> WriteMeta(int out, const Tree& tree, const ChunkStore& chunks,
   return WriteErofs(tree, chunks, fd.get(), proceed);
 }
 
+// A folder where the base has a link hides all that the link leads to: with /lib gone, no program
+// of the base starts.
+void WarnOfHiddenLinks(const Tree& tree, Warnings& warnings) {
+  for (const char* name : {"bin", "sbin", "lib", "lib32", "lib64", "libx32"}) {
+    const Name* found = tree.Find(Tree::kRoot, name);
+    if (found == nullptr || !tree.inode(found->inode).is_folder()) continue;
+    warnings.Add(fmt::format(
+        "/{0} is a folder: over a base where /{0} is a link to usr/{0}, as in most distributions, "
+        "it hides what the link leads to, and programs of the base do not start",
+        name));
+  }
+}
+
 class StopWatch {
  public:
   uint64_t Lap() {
@@ -297,6 +310,7 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   }
   report.read_ms = watch.Lap();
 
+  if (request.kind != LayerKind::kBase) WarnOfHiddenLinks(tree, warnings);
   PlaceContent(tree, request.first_touch, *chunks, warnings);
   Manifest manifest;
   manifest.kind = request.kind;

@@ -512,6 +512,18 @@ TEST_F(StoreTest, TooLittleSpace_IsRefusedEarlyAndLeavesNothing) {
   Shell("umount " + Root());
 }
 
+TEST_F(StoreTest, FolderInThePlaceOfALinkOfMostBases_IsWarnedOf) {
+  BuildRequest request;
+  request.kind = LayerKind::kToolkit;
+  request.source = SourceKind::kTar;
+  request.path = folder_.path() + "/tool.tar";
+  testing::WriteFile(request.path, MakeTar({File("lib/x", "x"), File("usr/lib/y", "y")}));
+  auto built = store_->Build(request, nullptr);
+  ASSERT_TRUE(built.ok()) << built.error().ToString();
+  ASSERT_EQ(built->warning_count, 1u);
+  EXPECT_TRUE(built->warnings[0].starts_with("/lib is a folder")) << built->warnings[0];
+}
+
 TEST_F(StoreTest, Bomb_IsRefusedBeforeItFillsTheStore) {
   // 10 GiB of zeros in 10 MiB, made of gzip members that each hold 64 MiB of them.
   Shell("cd " + folder_.path() + R"sh(

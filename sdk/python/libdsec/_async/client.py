@@ -287,7 +287,7 @@ class DSecClient:
         """Makes a container sandbox and returns it when it is ready for commands.
 
         Args:
-            timeout: seconds for the whole creation, waiting for capacity included.
+            timeout: seconds for the whole creation, waiting for capacity included; at most 600.
             request_id: idempotency key; a repeat with the same key and args returns the same sandbox.
 
         Raises:
