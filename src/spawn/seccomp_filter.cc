@@ -13,6 +13,7 @@
 #include <initializer_list>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "os/file.h"
 
@@ -318,6 +319,8 @@ constexpr const char* kPlatformOnly[] = {"clone3",    "fsconfig",   "fsmount",  
                                          "open_tree", "pivot_root", "setdomainname", "sethostname",
                                          "setns",     "umount2",    "unshare"};
 
+constexpr const char* kOfForks = "setns";
+
 // arch/x86/entry/syscalls/syscall_64.tbl: numbers that the libseccomp of Debian 12 has no names
 // for.
 constexpr int kAllowedNumbers[] = {
@@ -468,9 +471,10 @@ Result<std::vector<uint8_t>> CompileArguments() {
   return filter.Export();
 }
 
-Result<std::vector<uint8_t>> CompileCode() {
+Result<std::vector<uint8_t>> CompileCode(std::string_view but = {}) {
   DSEC_TRY(auto filter, Filter::Create(SCMP_ACT_ALLOW));
   for (const char* name : kPlatformOnly) {
+    if (name == but) continue;
     bool is_clone3 = std::string_view(name) == "clone3";
     DSEC_TRY_VOID(filter.Add(is_clone3 ? SCMP_ACT_ERRNO(ENOSYS) : kDeny, name));
   }
@@ -488,7 +492,14 @@ Result<SeccompFilters> CompileSeccompFilters() {
   DSEC_TRY(filters.allow, CompileAllow());
   DSEC_TRY(filters.arguments, CompileArguments());
   DSEC_TRY(filters.code, CompileCode());
+  DSEC_TRY(filters.zygote, CompileCode(kOfForks));
   return filters;
+}
+
+Result<std::vector<uint8_t>> CompileForkFilter() {
+  DSEC_TRY(auto filter, Filter::Create(SCMP_ACT_ALLOW));
+  DSEC_TRY_VOID(filter.Add(kDeny, kOfForks));
+  return filter.Export();
 }
 
 }  // namespace dsec::spawn

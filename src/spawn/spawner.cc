@@ -91,9 +91,11 @@ Result<void> Spawner::StartProcess(Deadline deadline) {
     std::vector<uint8_t> programs = filters_.allow;
     programs.insert(programs.end(), filters_.arguments.begin(), filters_.arguments.end());
     programs.insert(programs.end(), filters_.code.begin(), filters_.code.end());
+    programs.insert(programs.end(), filters_.zygote.begin(), filters_.zygote.end());
     start.allow_bytes = static_cast<uint32_t>(filters_.allow.size());
     start.arguments_bytes = static_cast<uint32_t>(filters_.arguments.size());
     start.code_bytes = static_cast<uint32_t>(filters_.code.size());
+    start.zygote_bytes = static_cast<uint32_t>(filters_.zygote.size());
     DSEC_TRY(auto file, os::SealedMemfd("dsec-filters", programs));
     const int fds[] = {agent_image_.get(), file.get(), log_.get()};
     DSEC_TRY_VOID(os::SendPacket(control_.get(), BytesOf(start), fds));

@@ -10,7 +10,7 @@
 
 namespace dsec::spawn::wire {
 
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 inline constexpr uint32_t kStartMagic = 0x31534544;    // "DES1"
 inline constexpr uint32_t kSlotMagic = 0x32534544;     // "DES2"
 inline constexpr uint32_t kLaunchMagic = 0x33534544;   // "DES3"
@@ -19,6 +19,8 @@ inline constexpr uint32_t kWorkerMagic = 0x35534544;   // "DES5"
 inline constexpr uint32_t kViewsMagic = 0x36534544;    // "DES6"
 inline constexpr uint32_t kCellMagic = 0x37534544;     // "DES7"
 inline constexpr uint32_t kCellEndMagic = 0x38534544;  // "DES8"
+inline constexpr uint32_t kZygoteMagic = 0x39534544;   // "DES9"
+inline constexpr uint32_t kOrphanMagic = 0x41534544;   // "DESA"
 
 // Steps, in the order they are taken. The numbers are local to one build; names leave the process.
 enum class Step : uint32_t {
@@ -58,6 +60,7 @@ enum class Step : uint32_t {
   kCloneCell,
   kMounts,
   kIdentity,
+  kCloneZygote,
 };
 
 constexpr const char* StepName(Step step) {
@@ -126,6 +129,8 @@ constexpr const char* StepName(Step step) {
       return "mounts";
     case Step::kIdentity:
       return "identity";
+    case Step::kCloneZygote:
+      return "clone_zygote";
   }
   return "unknown";
 }
@@ -147,7 +152,7 @@ struct Reply {
   StepTime steps[kMaxSteps] = {};
 };
 
-// Descriptors: agent image (sealed memfd), the three seccomp programs one after another (sealed
+// Descriptors: agent image (sealed memfd), the four seccomp programs one after another (sealed
 // memfd), log.
 inline constexpr uint32_t kMaxFilterBytes = 32768;
 struct Start {
@@ -156,7 +161,7 @@ struct Start {
   uint32_t allow_bytes = 0;      // installed in the spawner, so shared by all that comes from it
   uint32_t arguments_bytes = 0;  // likewise
   uint32_t code_bytes = 0;       // installed in every exec
-  uint32_t reserved = 0;
+  uint32_t zygote_bytes = 0;     // installed in every zygote in its place
 };
 inline constexpr size_t kStartFds = 3;
 
@@ -252,10 +257,13 @@ struct Cell {
   // cgroup.kill: a clone into such a directory (CLONE_INTO_CGROUP) from outside of it is killed at
   // once, for the kernel takes it for one that was under way (seen on 6.18).
   uint32_t fresh_group = 0;
-  uint32_t reserved = 0;
+  // For a fork of the zygote: the answer carries the cell's namespaces as well, see CellNamespace.
+  uint32_t has_fork = 0;
 };
 inline constexpr size_t kCellFixedFds = 3;
 inline constexpr size_t kCellReplyFds = 2;
+// In the order in which a fork enters them. The pid namespace only its children can be in.
+enum CellNamespace : uint32_t { kPidNs, kMountNs, kIpcNs, kNetNs, kCgroupNs, kCellNamespaces };
 
 struct CellEnd {
   uint32_t magic = kCellEndMagic;
@@ -267,12 +275,38 @@ struct CellEnd {
   uint32_t network_renewed = 0;  // the call had used it, and the worker has a new one
 };
 
+// To the runner, while there is no cell: start the zygote, an interpreter that later calls are
+// forks of, in place of the one before. It is in the runner's pid namespace, with a root of its own
+// that is made as that of a cell. Descriptors: that root and its /dev/shm as detached mounts, then
+// those of an ExecRequest (agent_abi.h) without cgroup and program: payload, status, 0, 1, 2, and
+// kZygoteExtraFds more. Ids of the payload are those of A. The answer carries its pidfd.
+struct Zygote {
+  uint32_t magic = kZygoteMagic;
+  uint32_t version = kVersion;
+  uint32_t timeout_ms = 0;
+  uint32_t reserved = 0;
+};
+inline constexpr size_t kZygoteMounts = 2;
+inline constexpr size_t kZygoteExtraFds = 2;
+inline constexpr size_t kZygoteFds = kZygoteMounts + 5 + kZygoteExtraFds;
+inline constexpr size_t kZygoteReplyFds = 1;
+
+// From the runner, while there is a cell: a process that had come to it as the next parent has
+// ended. That is how a fork of the zygote ends.
+struct OrphanEnd {
+  uint32_t magic = kOrphanMagic;
+  uint32_t version = kVersion;
+  int32_t pid = 0;  // in the runner's pid namespace
+  int32_t wait_status = 0;
+};
+
 // Structural checks of the receiving side; what the values may be is Validate()'s to say.
 inline bool WellFormed(const Start& start, size_t size, size_t fds) {
   return size == sizeof(Start) && start.magic == kStartMagic && start.version == kVersion &&
          fds == kStartFds && start.allow_bytes <= kMaxFilterBytes &&
          start.arguments_bytes <= kMaxFilterBytes && start.code_bytes <= kMaxFilterBytes &&
-         start.allow_bytes % 8 == 0 && start.arguments_bytes % 8 == 0 && start.code_bytes % 8 == 0;
+         start.zygote_bytes <= kMaxFilterBytes && start.allow_bytes % 8 == 0 &&
+         start.arguments_bytes % 8 == 0 && start.code_bytes % 8 == 0 && start.zygote_bytes % 8 == 0;
 }
 inline bool WellFormed(const Slot& slot, size_t size, size_t fds) {
   return size == sizeof(Slot) && slot.magic == kSlotMagic && slot.version == kVersion &&
@@ -303,7 +337,11 @@ inline bool WellFormed(const Views& views, size_t size, size_t fds) {
 }
 inline bool WellFormed(const Cell& cell, size_t size, size_t fds) {
   return size == sizeof(Cell) && cell.magic == kCellMagic && cell.version == kVersion &&
-         cell.has_dev <= 1 && fds == kCellFixedFds + cell.has_dev;
+         cell.has_dev <= 1 && cell.has_fork <= 1 && fds == kCellFixedFds + cell.has_dev;
+}
+inline bool WellFormed(const Zygote& zygote, size_t size, size_t fds) {
+  return size == sizeof(Zygote) && zygote.magic == kZygoteMagic && zygote.version == kVersion &&
+         fds == kZygoteFds;
 }
 inline bool WellFormed(const Launch& launch, size_t size, size_t fds) {
   if (size != sizeof(Launch) || launch.magic != kLaunchMagic || launch.version != kVersion ||

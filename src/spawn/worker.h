@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,12 +23,18 @@ namespace dsec::spawn {
 Result<void> FurnishWorker(int control, const std::vector<std::string>& targets,
                            std::span<const int> mounts, runtime::Deadline deadline);
 
+// Starts the zygote of a worker, while it has no cell. `exec` holds the descriptors of an
+// abi::ExecRequest without cgroup and program, two extra ones last.
+Result<os::PidFd> MakeZygote(int control, int root, int shm, std::span<const int> exec,
+                             runtime::Deadline deadline);
+
 // A place for one call: namespaces, mounts, a v2 cgroup, and an init that starts the program. It
 // ends when the channel is closed.
 struct CellProcess {
   os::UniqueFd channel;    // to its init, agent_abi.h; no InitReady comes
   os::UniqueFd group;      // v2 directory that the program is to be started in
   os::UniqueFd oom_score;  // oom_score_adj of init: lower than it may be, until it is written anew
+  std::vector<os::UniqueFd> namespaces;  // wire::CellNamespace, of a cell for a fork
   std::vector<StepTime> steps;
 };
 // `dev` < 0: the /dev of the worker.
@@ -36,9 +43,21 @@ struct CellMounts {
   int shm = -1;
   int dev = -1;
 };
-// `fresh_group`: see wire::Cell.
-Result<CellProcess> MakeCell(int control, uint64_t serial, bool fresh_group,
-                             const CellMounts& mounts, runtime::Deadline deadline);
+struct CellOrder {
+  uint64_t serial = 0;
+  bool fresh_group = false;  // see wire::Cell
+  bool for_fork = false;
+};
+Result<CellProcess> MakeCell(int control, const CellOrder& order, const CellMounts& mounts,
+                             runtime::Deadline deadline);
+
+// What the runner has taken while there was a cell: how a fork of the zygote has ended. Nothing
+// when there is no message yet.
+struct OrphanReport {
+  int32_t pid = 0;  // in A
+  int wait_status = 0;
+};
+Result<std::optional<OrphanReport>> TakeOrphan(int control);
 
 // How a cell has ended. Everything that ran in it is gone.
 struct CellReport {

@@ -9,7 +9,7 @@
 
 namespace dsec::sandbox {
 
-// Files of cgroups and the like: words between blanks and newlines.
+// Files of cgroups and the like: words between blanks, tabs and newlines.
 
 // The first word, taken off the front; empty when there is none.
 std::string_view TakeWord(std::string_view& text);

@@ -121,6 +121,10 @@ Result<void> TestLayers::AddPython() {
   const fs::path library = "/usr/lib/" + program.filename().string();
   CopyInto(tree, program);
   for (const std::string& needed : LibrariesOf(program)) CopyInto(tree, needed);
+  for (const auto& entry : fs::directory_iterator(library / "lib-dynload")) {
+    if (!entry.path().filename().string().starts_with("_ctypes.")) continue;
+    for (const std::string& needed : LibrariesOf(entry.path())) CopyInto(tree, needed);
+  }
   fs::create_symlink(program.filename(), tree + "/usr/bin/python3");
   fs::create_directories(tree + library.string());
   for (const auto& entry : fs::directory_iterator(library)) {

@@ -29,8 +29,7 @@ constexpr int kMaxMounts = 3;
 // Group 5 of B, as A numbers it.
 constexpr char kTtyGroup[] = "6";
 
-[[noreturn]] void Fail(StepClock& clock, Step step, int error) {
-  clock.Fail(step, error);
+[[noreturn]] void Fail(StepClock& clock) {
   os::SendPacketRaw(kLaunchSocket, clock.reply(), sizeof(wire::Reply), nullptr, 0, 0);
   ::_exit(1);
 }
@@ -68,33 +67,46 @@ int MoveViews(const wire::Views& views, int root) {
   return 0;
 }
 
+// What a fork needs to get here. While /proc is that of A, where this process is shown.
+int OpenNamespaces(int fds[wire::kCgroupNs]) {
+  constexpr const char* kNames[wire::kCgroupNs] = {"pid", "mnt", "ipc", "net"};
+  for (uint32_t i = 0; i < wire::kCgroupNs; ++i) {
+    char path[32];
+    std::snprintf(path, sizeof(path), "/proc/self/ns/%s", kNames[i]);
+    fds[i] = ::open(path, O_RDONLY | O_CLOEXEC);
+    if (fds[i] < 0) return -errno;
+  }
+  return 0;
+}
+
+}  // namespace
+
 // The folders that mounts go to are in the root: the daemon sees to that. The runner's /proc, which
 // shows the processes of A and without which no other could be mounted, stays behind on the stage:
 // taking it off would wait for a grace period of RCU, and covered it is as good as gone
 // (EnterRoot).
-void BuildMounts(const CellStart& start, StepClock& clock) {
+int BuildCellRoot(const CellRoot& parts, StepClock& clock) {
   UniqueFd root;
-  int error = AttachRoot(kFirstMount, &root);
-  if (error != 0) Fail(clock, Step::kRoot, error);
+  int error = AttachRoot(parts.root, &root);
+  if (error != 0) return clock.Fail(Step::kRoot, error);
   clock.Done(Step::kRoot);
   char proc[32];
   std::snprintf(proc, sizeof(proc), "%s%s", kNewRoot, kInitProc);
   error = MountProc(proc);
-  if (error != 0) Fail(clock, Step::kInitProc, error);
+  if (error != 0) return clock.Fail(Step::kInitProc, error);
   clock.Done(Step::kInitProc);
-  if (start.has_dev) error = Attach(kFirstMount + 2, AT_FDCWD, kInitDev);
+  if (parts.dev >= 0) error = Attach(parts.dev, AT_FDCWD, kInitDev);
   if (error == 0) error = MountPts("/dev/pts", kTtyGroup);
-  if (error == 0) error = Attach(kFirstMount + 1, AT_FDCWD, "/dev/shm");
+  if (error == 0) error = Attach(parts.shm, AT_FDCWD, "/dev/shm");
   if (error == 0 && ::move_mount(AT_FDCWD, kInitDev, root.get(), "dev", 0) != 0) error = -errno;
-  if (error != 0) Fail(clock, Step::kDev, error);
+  if (error != 0) return clock.Fail(Step::kDev, error);
   clock.Done(Step::kDev);
-  error = MoveViews(*start.views, root.get());
+  error = MoveViews(*parts.views, root.get());
   if (error == 0) error = EnterRoot(root.get());
-  if (error != 0) Fail(clock, Step::kMounts, error);
+  if (error != 0) return clock.Fail(Step::kMounts, error);
   clock.Done(Step::kMounts);
+  return 0;
 }
-
-}  // namespace
 
 void RunCell(const CellStart& start) {
   wire::Reply reply;
@@ -109,17 +121,29 @@ void RunCell(const CellStart& start) {
   int oom_score = ::open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
   if (oom_score < 0 || KeepOwnFds(start, oom_score) != 0) ::_exit(1);
   Rename(*start.shared, "init");
+  int report[kCellReportFds] = {kOomScore};
+  int error = start.has_fork ? OpenNamespaces(report + 1) : 0;
+  if (error != 0) {
+    clock.Fail(Step::kMounts, error);
+    Fail(clock);
+  }
   // All mounts belong to a namespace of A, where nothing inside has a right.
-  BuildMounts(start, clock);
-  int error = ::setns(kUserNs, CLONE_NEWUSER) == 0 ? 0 : -errno;
+  const CellRoot parts = {start.views, kFirstMount, kFirstMount + 1,
+                          start.has_dev ? kFirstMount + 2 : -1};
+  if (BuildCellRoot(parts, clock) != 0) Fail(clock);
+  error = ::setns(kUserNs, CLONE_NEWUSER) == 0 ? 0 : -errno;
   if (error == 0) error = TakeIdentity();
   // Whatever runs here has no capability, and no program gives it one.
   if (error == 0) error = LimitBoundingSet(0);
-  if (error != 0) Fail(clock, Step::kIdentity, error);
+  if (error != 0) {
+    clock.Fail(Step::kIdentity, error);
+    Fail(clock);
+  }
   clock.Done(Step::kIdentity);
-  oom_score = kOomScore;
-  if (os::SendPacketRaw(kLaunchSocket, &reply, sizeof(reply), &oom_score, 1, 0) != 0) ::_exit(1);
+  const size_t count = start.has_fork ? kCellReportFds : 1;
+  if (os::SendPacketRaw(kLaunchSocket, &reply, sizeof(reply), report, count, 0) != 0) ::_exit(1);
   ::close(kLaunchSocket);
+  for (size_t i = 1; i < count; ++i) ::close(report[i]);
   for (int fd = kUserNs; fd < kFirstMount + kMaxMounts; ++fd) ::close(fd);
   Serve({start.shared, kChannel, kOomScore, 0});
 }

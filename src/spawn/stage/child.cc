@@ -111,8 +111,7 @@ int ApplyAffinity(const abi::ExecPayload& payload) {
              : -errno;
 }
 
-int InstallFilter(const Shared& shared) {
-  sock_fprog program = {shared.code_filter_length, shared.code_filter};
+int InstallFilter(const sock_fprog& program) {
   return ::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0 ? 0 : -errno;
 }
 
@@ -126,6 +125,26 @@ int BecomeUser(const abi::ExecPayload& payload, uint64_t capabilities) {
   int error = SetCapabilities(payload.uid == 0 ? capabilities : 0);
   if (error != 0) return error;
   return ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0 ? 0 : -errno;
+}
+
+// Of a zygote, from root of A. An exec keeps what is in the ambient set, and nothing gives it more.
+int BecomeZygote(const abi::ExecPayload& payload) {
+  int error = LimitBoundingSet(kZygoteCapabilities);
+  if (error != 0) return error;
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0 ||
+      ::setgroups(0, nullptr) != 0 || ::setresgid(payload.gid, payload.gid, payload.gid) != 0 ||
+      ::setresuid(payload.uid, payload.uid, payload.uid) != 0) {
+    return -errno;
+  }
+  error = SetCapabilities(kZygoteCapabilities, kZygoteCapabilities);
+  if (error != 0) return error;
+  for (int capability = 0; capability < 64; ++capability) {
+    if ((kZygoteCapabilities >> capability & 1) != 0 &&
+        ::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability, 0, 0) != 0) {
+      return -errno;
+    }
+  }
+  return 0;
 }
 
 const char* FindPath(char* const* envp) {
@@ -215,11 +234,11 @@ void RunExecChild(const ExecPlan& plan) {
   // Makes the cgroups that this process is in the roots of what it and its children see.
   if (::unshare(CLONE_NEWCGROUP) != 0) Fail(status, ExecStep::kNamespace, -errno);
   // Needs CAP_SYS_ADMIN of B, as no_new_privs would break setuid programs inside.
-  error = InstallFilter(*plan.shared);
+  error = InstallFilter(plan.zygote ? plan.shared->zygote_filter : plan.shared->code_filter);
   if (error != 0) Fail(status, ExecStep::kSeccomp, error);
   error = ApplyRlimits(payload);
   if (error != 0) Fail(status, ExecStep::kLimits, error);
-  error = BecomeUser(payload, plan.capabilities);
+  error = plan.zygote ? BecomeZygote(payload) : BecomeUser(payload, plan.capabilities);
   if (error != 0) Fail(status, ExecStep::kUser, error);
   // As the user, so that a directory closed to it is an error here and not a surprise later.
   if (::chdir(command.cwd) != 0) Fail(status, ExecStep::kCwd, -errno);

@@ -80,11 +80,13 @@ int WaitReadable(int fd, uint64_t deadline_usec) {
   }
 }
 
-int SetCapabilities(uint64_t mask) {
+int SetCapabilities(uint64_t mask, uint64_t inheritable) {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[2] = {};
   data[0].effective = data[0].permitted = static_cast<uint32_t>(mask);
   data[1].effective = data[1].permitted = static_cast<uint32_t>(mask >> 32);
+  data[0].inheritable = static_cast<uint32_t>(inheritable);
+  data[1].inheritable = static_cast<uint32_t>(inheritable >> 32);
   return ::syscall(SYS_capset, &header, data) == 0 ? 0 : -errno;
 }
 

@@ -8,11 +8,13 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -36,6 +38,7 @@ constexpr uint64_t kEmptyUsec = 2'000'000;
 constexpr char kRunnerOomScore[] = "-900";
 constexpr char kHostname[] = "sandbox";
 constexpr size_t kGroupNameBytes = 32;
+constexpr char kZygoteGroup[] = "code/zygote";
 
 struct WorkerFds {
   int slot_dir, agent_dir, init_dir;
@@ -55,13 +58,17 @@ class Runner {
   [[noreturn]] void Loop();
 
  private:
+  int WatchChildren();
   int MakeB(UniqueFd* user_ns);
   void ReceiveViews();
   int AttachViews(const int* fds);
   void Serve(const wire::Cell& cell, const int* fds);
   int PrepareGroup(const wire::Cell& cell);
-  int StartCell(const wire::Cell& cell, const int* fds, StepClock& clock, UniqueFd* oom_score);
+  int StartCell(const wire::Cell& cell, const int* fds, StepClock& clock);
+  void ServeZygote(const wire::Zygote& request, const int* fds);
+  int StartZygote(const wire::Zygote& request, const int* fds, StepClock& clock);
   void AwaitEnd(const wire::Cell& cell);
+  bool Reap(int* init_status);
   int CheckGroup();
   int EmptyGroup();
 
@@ -74,12 +81,26 @@ class Runner {
   UniqueFd events_;  // its cgroup.events
   uint64_t group_serial_ = 0;
   bool group_killed_ = false;
-  UniqueFd init_;  // its pidfd
+  UniqueFd signals_;  // SIGCHLD
   pid_t init_pid_ = 0;
+  UniqueFd report_[kCellReportFds];  // of the cell that is made
+  UniqueFd zygote_;                  // its pidfd
+  pid_t zygote_pid_ = 0;             // 0: none, or it has ended
+  UniqueFd zygote_group_;            // its v2 directory
+  UniqueFd cgroup_ns_;               // whose root is group_, for forks
 };
 
 void GroupName(uint64_t serial, char name[kGroupNameBytes]) {
   std::snprintf(name, kGroupNameBytes, "code/c%llu", static_cast<unsigned long long>(serial));
+}
+
+int Runner::WatchChildren() {
+  sigset_t children;
+  ::sigemptyset(&children);
+  ::sigaddset(&children, SIGCHLD);
+  ::sigprocmask(SIG_BLOCK, &children, nullptr);
+  signals_.Reset(::signalfd(-1, &children, SFD_CLOEXEC | SFD_NONBLOCK));
+  return signals_.valid() ? 0 : -errno;
 }
 
 int Runner::MakeB(UniqueFd* user_ns) {
@@ -105,6 +126,7 @@ int Runner::MakeB(UniqueFd* user_ns) {
 
 int Runner::Prepare(StepClock& clock, UniqueFd* user_ns) {
   int error = BecomeRootOfA();
+  if (error == 0) error = WatchChildren();
   if (error == 0) error = CoverProc();
   if (error == 0 &&
       (::sethostname(kHostname, sizeof(kHostname) - 1) != 0 || ::setdomainname("(none)", 6) != 0)) {
@@ -179,17 +201,27 @@ void Runner::ReceiveViews() {
 void Runner::Loop() {
   ReceiveViews();
   while (true) {
-    constexpr size_t kMaxFds = wire::kCellFixedFds + 1;
-    wire::Cell cell;
+    constexpr size_t kMaxFds = std::max(wire::kCellFixedFds + 1, wire::kZygoteFds);
+    union {
+      wire::Cell cell = {};
+      wire::Zygote zygote;
+    } request;
     int fds[kMaxFds];
     size_t count = kMaxFds;
-    ssize_t size = os::ReceivePacketRaw(control_, &cell, sizeof(cell), fds, &count, 0);
+    const ssize_t size = os::ReceivePacketRaw(control_, &request, sizeof(request), fds, &count, 0);
     // Nothing of a cell lives at this point; what else could be in A goes with this process.
     if (size == 0 || size == -ECONNRESET) ::_exit(0);
-    if (size < 0 || !wire::WellFormed(cell, static_cast<size_t>(size), count)) ::_exit(1);
-    Serve(cell, fds);
+    const bool is_cell =
+        size > 0 && wire::WellFormed(request.cell, static_cast<size_t>(size), count);
+    if (is_cell) {
+      Serve(request.cell, fds);
+    } else if (size > 0 && wire::WellFormed(request.zygote, static_cast<size_t>(size), count)) {
+      ServeZygote(request.zygote, fds);
+    } else {
+      ::_exit(1);
+    }
     for (size_t i = 0; i < count; ++i) ::close(fds[i]);
-    if (init_.valid()) AwaitEnd(cell);
+    if (is_cell) AwaitEnd(request.cell);
   }
 }
 
@@ -209,55 +241,110 @@ int Runner::PrepareGroup(const wire::Cell& cell) {
   if (!group_.valid()) return -errno;
   events_.Reset(::openat(group_.get(), "cgroup.events", O_RDONLY | O_CLOEXEC));
   if (!events_.valid()) return -errno;
+  if (cell.has_fork != 0) {
+    const int error = OpenCgroupNamespace(group_.get(), &cgroup_ns_);
+    if (error != 0) return error;
+  }
   // The init of the cell clones into it with the identity of B's root.
   return ::fchownat(group_.get(), "cgroup.procs", 1, 1, 0) == 0 ? 0 : -errno;
 }
 
-int Runner::StartCell(const wire::Cell& cell, const int* fds, StepClock& clock,
-                      UniqueFd* oom_score) {
+int Runner::StartCell(const wire::Cell& cell, const int* fds, StepClock& clock) {
   int launch[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, launch) != 0)
     return clock.Fail(Step::kCloneCell, -errno);
   UniqueFd launch_here(launch[0]), launch_init(launch[1]);
-  int pidfd = -1;
-  pid_t pid = os::Clone3(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC, &pidfd, fds_.init_dir, SIGCHLD);
+  const pid_t pid =
+      os::Clone3(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC, nullptr, fds_.init_dir, SIGCHLD);
   if (pid < 0) return clock.Fail(Step::kCloneCell, -errno);
   if (pid == 0) {
     RunCell({&shared_, &worker_views, launch_init.get(), fds[0], user_ns_.get(), fds + 1,
-             cell.has_dev != 0});
+             cell.has_dev != 0, cell.has_fork != 0});
   }
-  init_.Reset(pidfd);
   init_pid_ = pid;
   clock.Done(Step::kCloneCell);
   launch_init.Reset();
   wire::Reply made;
-  int score = -1;
-  size_t count = 1;
+  int report[kCellReportFds];
+  size_t count = kCellReportFds;
   int error = AwaitReply(launch_here.get(),
                          MonotonicUsec() + static_cast<uint64_t>(cell.timeout_ms) * 1000u, &made,
-                         &score, &count);
+                         report, &count);
   if (error != 0) return clock.Fail(Step::kMounts, error);
-  if (count == 1) oom_score->Reset(score);
+  for (size_t i = 0; i < count; ++i) report_[i].Reset(report[i]);
   clock.Append(made);
   if (made.failed != Step::kNone) return clock.Fail(made.failed, -made.sys_errno);
-  return oom_score->valid() ? 0 : clock.Fail(Step::kMounts, -EBADMSG);
+  const size_t expected = cell.has_fork != 0 ? kCellReportFds : 1;
+  return count == expected ? 0 : clock.Fail(Step::kMounts, -EBADMSG);
 }
 
 void Runner::Serve(const wire::Cell& cell, const int* fds) {
   wire::Reply reply;
   StepClock clock(&reply);
-  UniqueFd oom_score;
   int error = PrepareGroup(cell);
   if (error != 0) {
     clock.Fail(Step::kCgroups, error);
   } else {
     clock.Done(Step::kCgroups);
-    error = StartCell(cell, fds, clock, &oom_score);
+    error = StartCell(cell, fds, clock);
   }
+  int out[1 + kCellReportFds + 1] = {group_.get()};
+  size_t count = 1;
+  for (UniqueFd& fd : report_) {
+    if (fd.valid()) out[count++] = fd.get();
+  }
+  if (cell.has_fork != 0) out[count++] = cgroup_ns_.get();
   // After a failure the worker is over: the daemon sees it by the answer.
-  const int out[wire::kCellReplyFds] = {group_.get(), oom_score.get()};
-  if (os::SendPacketRaw(control_, &reply, sizeof(reply), out, error == 0 ? wire::kCellReplyFds : 0,
-                        0) != 0 ||
+  if (os::SendPacketRaw(control_, &reply, sizeof(reply), out, error == 0 ? count : 0, 0) != 0 ||
+      error != 0) {
+    ::_exit(1);
+  }
+  for (UniqueFd& fd : report_) fd.Reset();
+}
+
+int Runner::StartZygote(const wire::Zygote& request, const int* fds, StepClock& clock) {
+  if (zygote_pid_ != 0) {
+    os::PidFdSendSignal(zygote_.get(), SIGKILL);
+    ::waitpid(zygote_pid_, nullptr, 0);
+    zygote_pid_ = 0;
+  }
+  if (!zygote_group_.valid()) {
+    if (::mkdirat(fds_.slot_dir, kZygoteGroup, 0755) != 0)
+      return clock.Fail(Step::kCgroups, -errno);
+    zygote_group_.Reset(::openat(fds_.slot_dir, kZygoteGroup, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!zygote_group_.valid()) return clock.Fail(Step::kCgroups, -errno);
+  }
+  int launch[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, launch) != 0)
+    return clock.Fail(Step::kCloneZygote, -errno);
+  UniqueFd launch_here(launch[0]), launch_there(launch[1]);
+  int pidfd = -1;
+  const pid_t pid =
+      os::Clone3(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET, &pidfd, zygote_group_.get(), SIGCHLD);
+  if (pid < 0) return clock.Fail(Step::kCloneZygote, -errno);
+  if (pid == 0) RunZygote({&shared_, &worker_views, launch_there.get(), fds});
+  zygote_.Reset(pidfd);
+  zygote_pid_ = pid;
+  clock.Done(Step::kCloneZygote);
+  launch_there.Reset();
+  wire::Reply made;
+  size_t none = 0;
+  const int error = AwaitReply(launch_here.get(),
+                               MonotonicUsec() + static_cast<uint64_t>(request.timeout_ms) * 1000u,
+                               &made, nullptr, &none);
+  if (error != 0) return clock.Fail(Step::kMounts, error);
+  clock.Append(made);
+  return made.failed == Step::kNone ? 0 : clock.Fail(made.failed, -made.sys_errno);
+}
+
+// As Serve.
+void Runner::ServeZygote(const wire::Zygote& request, const int* fds) {
+  wire::Reply reply;
+  StepClock clock(&reply);
+  const int error = StartZygote(request, fds, clock);
+  const int out[wire::kZygoteReplyFds] = {zygote_.get()};
+  if (os::SendPacketRaw(control_, &reply, sizeof(reply), out,
+                        error == 0 ? wire::kZygoteReplyFds : 0, 0) != 0 ||
       error != 0) {
     ::_exit(1);
   }
@@ -290,19 +377,44 @@ int Runner::EmptyGroup() {
   }
 }
 
-void Runner::AwaitEnd(const wire::Cell& cell) {
-  pollfd items[2] = {{init_.get(), POLLIN, 0}, {control_, POLLIN, 0}};
-  while (items[0].revents == 0) {
-    if (::poll(items, 2, -1) < 0 && errno != EINTR) ::_exit(1);
-    // While a cell lives there is nothing to be said here: this is end of file, or a mistake.
-    if (items[1].revents != 0) ::_exit(0);
+// Takes what has ended. True when the init of the cell was among it. It ends last of the cell, as
+// the kernel lets it wait for all that is in its pid namespace, and a fork of the zygote is in
+// there until it is taken here.
+bool Runner::Reap(int* init_status) {
+  bool cell_ended = false;
+  while (true) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    if (pid <= 0) return cell_ended;
+    if (pid == init_pid_) {
+      *init_status = status;
+      cell_ended = true;
+    } else if (pid == zygote_pid_) {
+      zygote_pid_ = 0;  // the daemon notices when it wants the next fork
+    } else {
+      wire::OrphanEnd end;
+      end.pid = pid;
+      end.wait_status = status;
+      if (os::SendPacketRaw(control_, &end, sizeof(end), nullptr, 0, 0) != 0) ::_exit(0);
+    }
   }
+}
+
+void Runner::AwaitEnd(const wire::Cell& cell) {
   wire::CellEnd end;
   end.serial = cell.serial;
   int status = 0;
-  if (::waitpid(init_pid_, &status, 0) == init_pid_) end.init_status = status;
+  while (!Reap(&status)) {
+    pollfd items[2] = {{signals_.get(), POLLIN, 0}, {control_, POLLIN, 0}};
+    if (::poll(items, 2, -1) < 0 && errno != EINTR) ::_exit(1);
+    // While a cell lives there is nothing to be said here: this is end of file, or a mistake.
+    if (items[1].revents != 0) ::_exit(0);
+    signalfd_siginfo info[4];
+    while (::read(signals_.get(), info, sizeof(info)) > 0) {
+    }
+  }
+  end.init_status = status;
   end.cgroup_errno = -EmptyGroup();
-  init_.Reset();
   bool renewed = false;
   end.network_errno = -network_.Check(&renewed);
   end.network_renewed = renewed ? 1 : 0;

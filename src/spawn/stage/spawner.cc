@@ -24,9 +24,8 @@ using wire::Step;
 constexpr int kControl = 3;
 constexpr size_t kMaxFds = wire::kSlotFixedFds + 3 + wire::kMaxV1;
 
-// The three programs as handed over; the last one is used by every exec for as long as there are
-// sandboxes.
-alignas(sock_filter) uint8_t filters[3 * wire::kMaxFilterBytes];
+// The four programs as handed over; the last two are used for as long as there are sandboxes.
+alignas(sock_filter) uint8_t filters[4 * wire::kMaxFilterBytes];
 
 int InstallProgram(const uint8_t* bytes, uint32_t size) {
   if (size == 0) return -EINVAL;
@@ -36,15 +35,20 @@ int InstallProgram(const uint8_t* bytes, uint32_t size) {
 }
 
 int LoadFilters(const wire::Start& start, int file, Shared& shared) {
-  size_t total = start.allow_bytes + start.arguments_bytes + start.code_bytes;
-  if (!os::IsSealed(file) || start.code_bytes == 0) return -EINVAL;
+  const size_t before_code = start.allow_bytes + start.arguments_bytes;
+  const size_t before_zygote = before_code + start.code_bytes;
+  const size_t total = before_zygote + start.zygote_bytes;
+  if (!os::IsSealed(file) || start.code_bytes == 0 || start.zygote_bytes == 0) return -EINVAL;
   ssize_t n = ::pread(file, filters, total, 0);
   if (n < 0) return -errno;
   if (static_cast<size_t>(n) != total) return -EINVAL;
-  shared.code_filter =
-      reinterpret_cast<sock_filter*>(filters + start.allow_bytes + start.arguments_bytes);
-  shared.code_filter_length = static_cast<uint16_t>(start.code_bytes / sizeof(sock_filter));
-  // Every process that comes from here shares these two; only the short third one is installed for
+  const auto program = [](size_t at, uint32_t bytes) {
+    return sock_fprog{static_cast<uint16_t>(bytes / sizeof(sock_filter)),
+                      reinterpret_cast<sock_filter*>(filters + at)};
+  };
+  shared.code_filter = program(before_code, start.code_bytes);
+  shared.zygote_filter = program(before_zygote, start.zygote_bytes);
+  // Every process that comes from here shares these two; only a short third one is installed for
   // each exec. The kernel translates a program anew with each installation, which for the long one
   // takes as long as the rest of an exec.
   int error = InstallProgram(filters, start.allow_bytes);

@@ -26,8 +26,8 @@ struct Shared {
   int agent_image = -1;  // sealed memfd
   int log = -1;
   int dev_null = -1;
-  sock_filter* code_filter = nullptr;
-  uint16_t code_filter_length = 0;
+  sock_fprog code_filter = {};
+  sock_fprog zygote_filter = {};
   char* argv0 = nullptr;  // rewritten in init
   size_t argv0_size = 0;
 };
@@ -143,6 +143,17 @@ class NetworkWatch {
 int MakeWorker(const Shared& shared, const wire::Worker& worker, const int* fds, wire::Reply* reply,
                int out[wire::kWorkerReplyFds]);
 
+// cell.cc: what the root of a cell, and of a zygote, is made of. Detached mounts; `dev` < 0: the
+// /dev of the worker.
+struct CellRoot {
+  const wire::Views* views = nullptr;  // attached below the stage, see RunnerViewPath
+  int root = -1;
+  int shm = -1;
+  int dev = -1;
+};
+// In a mount namespace that is a copy of the runner's: makes it the root.
+int BuildCellRoot(const CellRoot& parts, StepClock& clock);
+
 // cell.cc: life of the init of a cell from its clone on.
 struct CellStart {
   const Shared* shared = nullptr;
@@ -152,10 +163,27 @@ struct CellStart {
   int user_ns = -1;                    // B
   const int* mounts = nullptr;         // as wire::Cell lists them
   bool has_dev = false;
+  bool has_fork = false;  // the report carries its namespaces
 };
+// Of a cell, from its init: oom_score_adj, then its namespaces but that of the cgroups.
+inline constexpr size_t kCellReportFds = 1 + wire::kCgroupNs;
 [[noreturn]] void RunCell(const CellStart& start);
 inline constexpr size_t kViewPathBytes = 16;
 void RunnerViewPath(uint32_t index, char path[kViewPathBytes]);
+
+// zygote.cc: from a fresh clone in the runner to the interpreter. Never returns.
+struct ZygoteStart {
+  const Shared* shared = nullptr;
+  const wire::Views* views = nullptr;
+  int launch = -1;           // SEQPACKET to the runner, for one report
+  const int* fds = nullptr;  // as wire::Zygote lists them
+};
+[[noreturn]] void RunZygote(const ZygoteStart& start);
+// A cgroup namespace whose root is the v2 directory `group`, as a program that starts there has.
+int OpenCgroupNamespace(int group, os::UniqueFd* ns);
+// What a zygote may do in A: enter the namespaces of a cell.
+inline constexpr uint64_t kZygoteCapabilities =
+    (1ull << 18) | (1ull << 21);  // SYS_CHROOT, SYS_ADMIN
 
 // slot.cc: makes one slot; on failure all of its processes are gone. `out` receives pidfd, launch
 // socket, user namespace.
@@ -209,11 +237,12 @@ struct ExecPlan {
   uint32_t fd_count = 0;
   uint32_t flags = 0;
   uint32_t extra_fds = 0;
+  bool zygote = false;  // as a process of A that keeps kZygoteCapabilities
 };
 [[noreturn]] void RunExecChild(const ExecPlan& plan);
 
-// Sets capabilities of the calling thread: permitted = effective = mask, inheritable empty.
-int SetCapabilities(uint64_t mask);
+// Sets capabilities of the calling thread: permitted = effective = mask.
+int SetCapabilities(uint64_t mask, uint64_t inheritable = 0);
 // Removes from the bounding set all that is not in `keep`.
 int LimitBoundingSet(uint64_t keep);
 

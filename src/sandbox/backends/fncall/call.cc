@@ -89,8 +89,10 @@ class Call {
   Result<void> Watch();
   void Feed();
   Result<void> OnChannel();
+  Result<void> OnControl();
   Result<void> OnStatus();
   Result<void> OnTime();
+  void Ended(int wait_status);
   Result<void> Stop(StoppedBy why);
   Result<bool> EndTree();
   Result<uint64_t> CpuUsed();
@@ -135,7 +137,7 @@ Result<void> Call::Start() {
     program = std::move(cell_.warm->program);
   } else {
     DSEC_TRY(program, StartProgram(cell_.process.channel.get(), group(), run_.argv, run_.env,
-                                   RlimitsOf(limits), {}));
+                                   RlimitsOf(limits)));
   }
   wall_end_ = started_ + milliseconds(limits.wall_ms());
   next_look_ = started_ + UntilLook(milliseconds(limits.cpu_ms()));
@@ -178,11 +180,27 @@ Result<void> Call::OnChannel() {
   }
   if (static_cast<size_t>(size) == sizeof(message.ended) && message.type == abi::kEnded &&
       message.ended.id == kExecId) {
-    evidence_.wait_status = message.ended.wait_status;
-    ended_ = true;
-    wall_usec_ =
-        static_cast<uint64_t>(std::chrono::duration_cast<microseconds>(Now() - started_).count());
+    Ended(message.ended.wait_status);
   }
+  return Ok();
+}
+
+void Call::Ended(int wait_status) {
+  evidence_.wait_status = wait_status;
+  ended_ = true;
+  wall_usec_ =
+      static_cast<uint64_t>(std::chrono::duration_cast<microseconds>(Now() - started_).count());
+}
+
+// A fork of the zygote is the runner's child when it ends.
+Result<void> Call::OnControl() {
+  const auto status = worker_.TakeEnd(*cell_.warm);
+  if (!status.ok() && status.error().reason() == "spawn.worker_gone") {
+    init_gone_ = ended_ = true;
+    return Ok();
+  }
+  if (!status.ok()) return status.error();
+  if (status->has_value()) Ended(**status);
   return Ok();
 }
 
@@ -238,10 +256,11 @@ Result<void> Call::OnTime() {
 }
 
 Result<void> Call::Watch() {
-  enum { kChannel, kStatus, kOut, kErr, kIn, kCancel, kRunner, kItems };
+  enum { kChannel, kControl, kStatus, kOut, kErr, kIn, kCancel, kRunner, kItems };
   while (!ended_) {
     const bool stopping = evidence_.stopped_by != StoppedBy::kNothing;
     pollfd items[kItems] = {{cell_.process.channel.get(), POLLIN, 0},
+                            {cell_.warm.has_value() ? worker_.control() : -1, POLLIN, 0},
                             {status_.get(), POLLIN, 0},
                             {stdout_->fd(), POLLIN, 0},
                             {stderr_->fd(), POLLIN, 0},
@@ -258,7 +277,8 @@ Result<void> Call::Watch() {
       return os::ErrnoError("fn.poll", "wait for a call");
     // The end first: what the program did before counts, a timer that was late does not.
     if (items[kStatus].revents != 0) DSEC_TRY_VOID(OnStatus());
-    if (items[kChannel].revents != 0) DSEC_TRY_VOID(OnChannel());
+    if (items[kControl].revents != 0) DSEC_TRY_VOID(OnControl());
+    if (!ended_ && items[kChannel].revents != 0) DSEC_TRY_VOID(OnChannel());
     if (ended_) break;
     if (items[kRunner].revents != 0) {
       init_gone_ = ended_ = true;

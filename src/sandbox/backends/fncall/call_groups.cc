@@ -81,12 +81,22 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, ui
   // reached. Best effort: what the kernel does not give back stays charged.
   if (memory_v1_ && MemoryNow() > own_memory_ + memory_bytes / 4)
     (void)Write(memory_.get(), "memory.force_empty", "0");
-  const uint64_t pids = processes + kOwnProcesses;
+  const uint64_t pids = processes + own_processes_;
   if (pids != pids_limit_) {
     DSEC_TRY_VOID(Write(pids_.get(), "pids.max", fmt::format("{}", pids)));
     pids_limit_ = pids;
   }
   return Ok();
+}
+
+void CallGroups::HoldZygote() {
+  own_processes_ = kOwnProcesses + 1;
+  own_files_ = ReadControl(stat_, "shmem");
+}
+
+void CallGroups::HoldNothing() {
+  own_processes_ = kOwnProcesses;
+  own_files_ = 0;
 }
 
 uint64_t CallGroups::MemoryNow() const { return ReadControl(usage_); }
@@ -128,7 +138,7 @@ bool CallGroups::AwaitRelease(MonoTime deadline) const {
   constexpr auto kPause = std::chrono::milliseconds(1);
   // A call that has never had that much leaves no more.
   if (memory_v1_ && ReadControl(peak_) <= memory_before_ + kNothingMuch) return true;
-  while (ReadControl(stat_, "shmem") > kNothingMuch) {
+  while (ReadControl(stat_, "shmem") > own_files_ + kNothingMuch) {
     if (Clock::System().Mono() >= deadline) return false;
     std::this_thread::sleep_for(kPause);
   }

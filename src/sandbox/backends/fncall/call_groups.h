@@ -18,7 +18,8 @@ namespace dsec::sandbox {
 // call's own v2 directory. One thread.
 class CallGroups {
  public:
-  // What of the worker itself is in the groups during a call: the runner and the init of the cell.
+  // What of the worker itself is in the groups during a call: the runner, the init of the cell, the
+  // zygote where there is one.
   static constexpr uint64_t kOwnProcesses = 2;
   // What of the kernel's and their own memory they are charged, rounded up.
   static constexpr uint64_t kOwnMemory = 2 << 20;
@@ -28,6 +29,10 @@ class CallGroups {
   // Writes what differs from the last call. `held` is what an interpreter that waits for the call
   // has of memory, which is not the call's.
   Result<void> SetLimits(uint64_t memory_bytes, uint64_t processes, uint64_t held = 0);
+
+  // From now on there is a zygote, whose process and files in memory are the worker's; or none.
+  void HoldZygote();
+  void HoldNothing();
 
   // Whether the next call needs a v2 directory of its own: after Kill, and for memory.peak, which
   // counts from the making of the directory. All else is told apart by what it was at Begin.
@@ -78,6 +83,8 @@ class CallGroups {
   uint64_t memory_limit_ = 0;
   uint64_t pids_limit_ = 0;
   uint64_t own_memory_ = kOwnMemory;
+  uint64_t own_processes_ = kOwnProcesses;
+  uint64_t own_files_ = 0;
   uint64_t memory_before_ = 0;
   uint64_t max_events_before_ = 0;
   uint64_t refaults_before_ = 0;

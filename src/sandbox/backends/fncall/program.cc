@@ -45,27 +45,6 @@ void AppendString(std::vector<uint8_t>& payload, std::string_view text) {
   payload.push_back(0);
 }
 
-Result<os::UniqueFd> MakePayload(const std::vector<std::string>& argv,
-                                 const std::vector<std::pair<std::string, std::string>>& env,
-                                 const std::vector<Rlimit>& rlimits) {
-  abi::ExecPayload header;
-  std::vector<uint8_t> payload(sizeof(header));
-  for (const std::string& word : argv) AppendString(payload, word);
-  for (const auto& [key, value] : env) AppendString(payload, key + "=" + value);
-  AppendString(payload, fmt::format("/{}", kWorkFolder));
-  header.strings_bytes = static_cast<uint32_t>(payload.size() - sizeof(header));
-  header.argc = static_cast<uint32_t>(argv.size());
-  header.envc = static_cast<uint32_t>(env.size());
-  header.uid = kCallUser;
-  header.gid = kCallUser;
-  for (const Rlimit& limit : rlimits) {
-    header.rlimits[header.rlimit_count++] = {static_cast<uint32_t>(limit.resource), 0, limit.soft,
-                                             limit.hard};
-  }
-  std::memcpy(payload.data(), &header, sizeof(header));
-  return os::SealedMemfd("call", payload);
-}
-
 }  // namespace
 
 std::vector<Rlimit> RlimitsOf(const v1::FnLimits& limits) {
@@ -86,9 +65,7 @@ std::vector<Rlimit> OpenRlimits() {
           {RLIMIT_CPU, RLIM_INFINITY, RLIM_INFINITY}};
 }
 
-Result<Program> StartProgram(int channel, int group, const std::vector<std::string>& argv,
-                             const std::vector<std::pair<std::string, std::string>>& env,
-                             const std::vector<Rlimit>& rlimits, std::span<const int> extra) {
+Result<Pipes> MakePipes() {
   DSEC_TRY(auto in, MakePipe(false));
   DSEC_TRY(auto out, MakePipe(true));
   DSEC_TRY(auto err, MakePipe(true));
@@ -97,22 +74,48 @@ Result<Program> StartProgram(int channel, int group, const std::vector<std::stri
   for (const int fd : {in.read.get(), out.write.get(), err.write.get()}) {
     if (::fchmod(fd, 0666) != 0) return os::ErrnoError("fn.pipe", "set up a pipe");
   }
-  DSEC_TRY(const auto payload, MakePayload(argv, env, rlimits));
+  return Pipes{
+      {std::move(in.write), std::move(out.read), std::move(err.read), std::move(status.read)},
+      {std::move(in.read), std::move(out.write), std::move(err.write), std::move(status.write)}};
+}
+
+Result<os::UniqueFd> MakePayload(const std::vector<std::string>& argv,
+                                 const std::vector<std::pair<std::string, std::string>>& env,
+                                 const std::vector<Rlimit>& rlimits, uint32_t id) {
+  abi::ExecPayload header;
+  std::vector<uint8_t> payload(sizeof(header));
+  for (const std::string& word : argv) AppendString(payload, word);
+  for (const auto& [key, value] : env) AppendString(payload, key + "=" + value);
+  AppendString(payload, fmt::format("/{}", kWorkFolder));
+  header.strings_bytes = static_cast<uint32_t>(payload.size() - sizeof(header));
+  header.argc = static_cast<uint32_t>(argv.size());
+  header.envc = static_cast<uint32_t>(env.size());
+  header.uid = id;
+  header.gid = id;
+  for (const Rlimit& limit : rlimits) {
+    header.rlimits[header.rlimit_count++] = {static_cast<uint32_t>(limit.resource), 0, limit.soft,
+                                             limit.hard};
+  }
+  std::memcpy(payload.data(), &header, sizeof(header));
+  return os::SealedMemfd("call", payload);
+}
+
+Result<Program> StartProgram(int channel, int group, const std::vector<std::string>& argv,
+                             const std::vector<std::pair<std::string, std::string>>& env,
+                             const std::vector<Rlimit>& rlimits) {
+  DSEC_TRY(auto pipes, MakePipes());
+  DSEC_TRY(const auto payload, MakePayload(argv, env, rlimits, kCallUser));
   abi::ExecRequest request;
   request.flags = abi::kHasCgroup;
   request.id = kExecId;
-  request.extra_fds = static_cast<uint32_t>(extra.size());
-  std::vector<int> fds = {payload.get(),   status.write.get(), in.read.get(),
-                          out.write.get(), err.write.get(),    group};
-  fds.insert(fds.end(), extra.begin(), extra.end());
-  const int error =
-      os::SendPacketRaw(channel, &request, sizeof(request), fds.data(), fds.size(), 0);
+  const int fds[] = {payload.get(),          pipes.theirs.status.get(), pipes.theirs.in.get(),
+                     pipes.theirs.out.get(), pipes.theirs.err.get(),    group};
+  const int error = os::SendPacketRaw(channel, &request, sizeof(request), fds, std::size(fds), 0);
   if (error != 0) {
     return Error(Code::kUnavailable, "fn.worker_died", "the cell's init has ended before the call")
         .WithErrno(-error);
   }
-  return Program{std::move(in.write), std::move(out.read), std::move(err.read),
-                 std::move(status.read)};
+  return std::move(pipes.ours);
 }
 
 }  // namespace dsec::sandbox

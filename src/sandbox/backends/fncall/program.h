@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,12 +30,23 @@ std::vector<Rlimit> RlimitsOf(const v1::FnLimits& limits);
 // Of an interpreter whose call is not known yet: as high as those of any call.
 std::vector<Rlimit> OpenRlimits();
 
-// Asks the init of a cell to start a program in the working folder as the call's user. `extra`
-// become 3, 4, ... of it. Its start is told over the channel (abi::InitStarted) and the status
+// Both ends of what connects the daemon and a program.
+struct Pipes {
+  Program ours, theirs;
+};
+Result<Pipes> MakePipes();
+
+// A sealed abi::ExecPayload: the program runs in the working folder with `id` as user and group.
+Result<os::UniqueFd> MakePayload(const std::vector<std::string>& argv,
+                                 const std::vector<std::pair<std::string, std::string>>& env,
+                                 const std::vector<Rlimit>& rlimits, uint32_t id);
+
+// Asks the init of a cell to start a program in the working folder as the call's user. Its
+// start is told over the channel (abi::InitStarted) and the status
 // pipe. kUnavailable "fn.worker_died" when init is gone.
 Result<Program> StartProgram(int channel, int group, const std::vector<std::string>& argv,
                              const std::vector<std::pair<std::string, std::string>>& env,
-                             const std::vector<Rlimit>& rlimits, std::span<const int> extra);
+                             const std::vector<Rlimit>& rlimits);
 inline constexpr uint64_t kExecId = 1;  // of that program in the messages of init
 
 }  // namespace dsec::sandbox

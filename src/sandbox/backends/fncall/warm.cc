@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sandbox/backends/fncall/warm.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -9,12 +10,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <string_view>
 
 #include "os/fd_passing.h"
 #include "os/file.h"
 #include "os/memfd.h"
+#include "sandbox/backends/fncall/warm_prelude.h"
+#include "sandbox/backends/fncall/worker_host.h"
 #include "spawn/agent_abi.h"
+#include "spawn/seccomp_filter.h"
 
 namespace dsec::sandbox {
 namespace {
@@ -22,145 +27,15 @@ namespace {
 namespace abi = spawn::abi;
 
 constexpr size_t kMaxSaid = 4096;
+// As the programs of a cell stand to its init (stage/serve.cc).
+constexpr std::string_view kForkOomScore = "200";
 
-// Descriptor 3 is this text, 4 the link to the daemon. Says "R" once the modules are there, or "E"
-// and why not; reads the length of what follows as a decimal line, then strings, each ended by NUL:
-// the path of the code, the number of arguments, the arguments, the environment.
-// The end is that of an interpreter, without taking down what was there before the code: that is
-// most of the time of a short call. What the code made is finalized: its threads are awaited, its
-// exit functions run, its modules and their objects collected (frozen are those of before), its
-// output flushed. Exit statuses are those of Python: 1 after an exception, 120 when the output
-// cannot be written, SIGINT after KeyboardInterrupt.
-constexpr std::string_view kPython = R"py(
-import atexit
-import gc
-import os
-import signal
-import sys
-from types import ModuleType
-
-
-def _prepare():
-    import importlib
-
-    try:
-        for name in sys.argv[1:]:
-            importlib.import_module(name)
-        exec(compile("print('', end='')", "", "exec"), {})  # what every call touches is there
-        gc.collect()
-        gc.freeze()
-    except BaseException:
-        import traceback
-
-        os.write(4, b"E" + traceback.format_exc().encode("utf-8", "replace")[-2000:])
-        os._exit(1)
-
-
-def _wait():
-    os.write(4, b"R")
-
-    def read(size):
-        data = b""
-        while len(data) < size:
-            part = os.read(4, size - len(data))
-            if not part:
-                os._exit(1)
-            data += part
-        return data
-
-    digits = b""
-    while not digits.endswith(b"\n"):
-        digits += read(1)
-    words = [os.fsdecode(word) for word in read(int(digits)).split(b"\0")]
-    os.close(3)
-    os.close(4)
-    count = int(words[1])
-    os.environ.clear()
-    for item in words[2 + count : -1]:
-        key, _, value = item.partition("=")
-        os.environ[key] = value
-    sys.argv[:] = words[: 1] + words[2 : 2 + count]
-    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
-    return words[0]
-
-
-def _run(path):
-    with open(path, "rb") as file:
-        text = file.read()
-    main = ModuleType("__main__")
-    main.__file__ = path
-    main.__builtins__ = __builtins__
-    sys.modules["__main__"] = main
-    try:
-        exec(compile(text, path, "exec", dont_inherit=True), main.__dict__)
-    except SystemExit as error:
-        return error.code
-    except BaseException as error:
-        # As at the top level, without the frames of this file.
-        error.__traceback__ = error.__traceback__.tb_next
-        try:
-            sys.excepthook(type(error), error, error.__traceback__)
-        except SystemExit as another:
-            return another.code
-        except BaseException:
-            sys.__excepthook__(type(error), error, error.__traceback__)
-        return KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else 1
-    return None
-
-
-# Keeps what the code may have replaced by the time it is needed.
-def _end(before, exit, kill, pid, set_signal, run_exits, collect, show):
-    def guard(action):
-        try:
-            action()
-            return True
-        except BaseException as error:
-            try:
-                show(type(error), error, error.__traceback__)
-            except BaseException:
-                pass
-            return False
-
-    def flush(file):
-        if file is not None and not file.closed:
-            file.flush()
-
-    def finish(code):
-        result = code & 0xFF if isinstance(code, int) else int(code is not None)
-        if result and not isinstance(code, int) and code is not KeyboardInterrupt:
-            guard(lambda: print(code, file=sys.stderr))
-        if "threading" in sys.modules:
-            guard(lambda: sys.modules["threading"]._shutdown())
-        guard(run_exits)
-        guard(collect)  # puts what is in use in the order in which it must be finalized
-        for name in [name for name in sys.modules if name not in before or name == "__main__"]:
-            del sys.modules[name]
-        guard(collect)
-        written = [guard(lambda: flush(file)) for file in (sys.stdout, sys.__stdout__)]
-        for file in (sys.stderr, sys.__stderr__):
-            guard(lambda: flush(file))
-        if code is KeyboardInterrupt:
-            set_signal(signal.SIGINT, signal.SIG_DFL)
-            kill(pid(), signal.SIGINT)
-        exit(result if all(written) else 120)
-
-    def end(code):
-        try:
-            finish(code)
-        finally:
-            exit(1)
-
-    return end
-
-
-_prepare()
-_finish = _end(frozenset(sys.modules), os._exit, os.kill, os.getpid, signal.signal, atexit._run_exitfuncs, gc.collect,
-               sys.__excepthook__)
-_finish(_run(_wait()))
-)py";
-
-Result<WarmProgram> Failed(std::string why) {
+Error Failed(std::string why) {
   return Error(Code::kFailedPrecondition, "fn.warm_failed", std::move(why));
+}
+
+Error Broken(std::string why) {
+  return Error(Code::kUnavailable, "fn.worker_broken", std::move(why));
 }
 
 void AppendString(std::string& text, std::string_view word) {
@@ -168,26 +43,77 @@ void AppendString(std::string& text, std::string_view word) {
   text.push_back('\0');
 }
 
-// Takes InitStarted for the pidfd. False: something else, or nothing yet.
-Result<bool> TakeStarted(int channel, os::PidFd& process) {
-  union {
-    uint32_t type = 0;
-    abi::InitStarted started;
-    abi::InitEnded ended;
-  } message;
-  int fd = -1;
-  size_t count = 1;
-  const ssize_t size =
-      os::ReceivePacketRaw(channel, &message, sizeof(message), &fd, &count, MSG_DONTWAIT);
-  os::UniqueFd pidfd(count == 1 ? fd : -1);
-  if (size == -EAGAIN) return false;
-  if (size <= 0) return Error(Code::kUnavailable, "fn.worker_died", "the cell's init has ended");
-  if (static_cast<size_t>(size) != sizeof(message.started) || message.type != abi::kStarted ||
-      !pidfd.valid()) {
-    return Error(Code::kFailedPrecondition, "fn.warm_failed", "the interpreter ended at once");
+// Waits until `fd` has something to say or its other end is closed.
+Result<void> AwaitWord(int fd, int cancel, runtime::Deadline deadline) {
+  while (true) {
+    pollfd items[] = {{fd, POLLIN, 0}, {cancel, POLLIN, 0}};
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.Remaining()).count();
+    const int ready = ::poll(items, 2, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
+    if (ready < 0 && errno != EINTR) return os::ErrnoError("fn.poll", "wait for an interpreter");
+    if (items[1].revents != 0)
+      return Error(Code::kCancelled, "task.cancelled", "the worker is ended");
+    if (items[0].revents != 0) return Ok();
+    if (deadline.Expired()) return Failed("the interpreter was not ready in time");
   }
-  DSEC_TRY(process, os::PidFd::Adopt(std::move(pidfd)));
-  return true;
+}
+
+// What it says, at once and as a whole; empty at the end. `*from` is the process that has said it,
+// as the kernel knows it.
+Result<std::string> Hear(int fd, pid_t* from) {
+  std::string said(kMaxSaid, '\0');
+  iovec part = {said.data(), said.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred))];
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (n < 0 && errno != ECONNRESET) return os::ErrnoError("fn.warm", "hear an interpreter");
+  said.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  for (cmsghdr* item = CMSG_FIRSTHDR(&message); item != nullptr && from != nullptr;
+       item = CMSG_NXTHDR(&message, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_CREDENTIALS) continue;
+    ucred sender;
+    std::memcpy(&sender, CMSG_DATA(item), sizeof(sender));
+    *from = sender.pid;
+  }
+  return said;
+}
+
+struct Link {
+  os::UniqueFd here, there;
+};
+Result<Link> MakeLink(int type) {
+  int fds[2];
+  if (::socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, fds) != 0)
+    return os::ErrnoError("fn.warm", "make a socket");
+  Link link{os::UniqueFd(fds[0]), os::UniqueFd(fds[1])};
+  constexpr int kOn = 1;
+  if (::setsockopt(fds[0], SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) != 0)
+    return os::ErrnoError("fn.warm", "set up a socket");
+  return link;
+}
+
+// Why an interpreter that has said nothing has ended.
+Error Silent(int status, std::string_view name) {
+  abi::ExecFailure failure;
+  if (::read(status, &failure, sizeof(failure)) != sizeof(failure))
+    return Failed("the interpreter ended before it was ready");
+  if (failure.step == abi::ExecStep::kExec) {
+    return Error::FromErrno(failure.sys_errno, "fn.warm_failed", fmt::format("execute {}", name));
+  }
+  return Broken(fmt::format("starting an interpreter failed at step {}: {}",
+                            abi::ExecStepName(failure.step), std::strerror(failure.sys_errno)));
+}
+
+// Into the cgroup of its cell, and as likely a victim of the OOM killer as any program there.
+Result<void> Place(const os::PidFd& process, int group) {
+  DSEC_TRY_VOID(os::WriteExisting(group, "cgroup.procs", fmt::format("{}", process.pid()))
+                    .Context("move a fork into the cgroup of its cell"));
+  return os::WriteExisting(AT_FDCWD, fmt::format("/proc/{}/oom_score_adj", process.pid()).c_str(),
+                           kForkOomScore)
+      .Context("set the OOM score of a fork");
 }
 
 }  // namespace
@@ -206,59 +132,77 @@ Result<void> CheckWarm(const v1::FnWarm& warm) {
   return Ok();
 }
 
-Result<WarmProgram> StartWarm(int channel, int group, const v1::FnWarm& warm, int cancel,
-                              runtime::Deadline deadline) {
-  int link[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, link) != 0)
-    return os::ErrnoError("fn.warm", "make a socket");
-  WarmProgram made;
-  made.link.Reset(link[0]);
-  os::UniqueFd theirs(link[1]);
-  DSEC_TRY(
-      const auto text,
-      os::SealedMemfd("warm", {reinterpret_cast<const uint8_t*>(kPython.data()), kPython.size()}));
+Result<Zygote> StartZygote(int control, int root, int shm, const v1::FnWarm& warm, int cancel,
+                           runtime::Deadline deadline) {
+  Zygote made;
+  DSEC_TRY(made.fork_filter, spawn::CompileForkFilter());
+  DSEC_TRY(auto link, MakeLink(SOCK_SEQPACKET));
+  made.link = std::move(link.here);
+  const std::string_view text = WarmPrelude();
+  DSEC_TRY(const auto memory,
+           os::SealedMemfd("warm", {reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
   // An offset of its own for whoever reads it.
   DSEC_TRY(const auto script,
-           os::OpenAt(AT_FDCWD, fmt::format("/proc/self/fd/{}", text.get()).c_str(), O_RDONLY));
+           os::OpenAt(AT_FDCWD, fmt::format("/proc/self/fd/{}", memory.get()).c_str(), O_RDONLY));
   std::vector<std::string> argv(warm.argv().begin(), warm.argv().end());
   argv.emplace_back("/proc/self/fd/3");
   argv.insert(argv.end(), warm.imports().begin(), warm.imports().end());
-  const int extra[] = {script.get(), theirs.get()};
-  DSEC_TRY(made.program,
-           StartProgram(channel, group, argv, {{"PATH", "/usr/local/bin:/usr/bin:/bin"}},
-                        OpenRlimits(), extra));
-  theirs.Reset();
-  std::string said;
-  while (said.empty() || !made.process.valid()) {
-    pollfd items[] = {{channel, POLLIN, 0}, {made.link.get(), POLLIN, 0}, {cancel, POLLIN, 0}};
-    if (made.process.valid()) items[0].fd = -1;
-    if (!said.empty()) items[1].fd = -1;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.Remaining()).count();
-    const int ready = ::poll(items, 3, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
-    if (ready < 0 && errno != EINTR) return os::ErrnoError("fn.poll", "wait for an interpreter");
-    if (items[2].revents != 0)
-      return Error(Code::kCancelled, "task.cancelled", "the worker is ended");
-    if (deadline.Expired()) return Failed("the interpreter was not ready in time");
-    if (items[0].revents != 0) DSEC_TRY_VOID(TakeStarted(channel, made.process));
-    if (items[1].revents == 0) continue;
-    said.resize(kMaxSaid);
-    const ssize_t n = ::recv(made.link.get(), said.data(), said.size(), 0);
-    said.resize(static_cast<size_t>(std::max<ssize_t>(n, 0)));
-    if (said.empty()) {
-      abi::ExecFailure failure;
-      if (::read(made.program.status.get(), &failure, sizeof(failure)) == sizeof(failure)) {
-        return Error::FromErrno(failure.sys_errno, "fn.warm_failed",
-                                fmt::format("execute {}", argv.front()));
-      }
-      return Failed("the interpreter ended before it was ready");
-    }
-  }
+  // A in whose ids it is numbers those of B from 1 on.
+  DSEC_TRY(const auto payload, MakePayload(argv, {{"PATH", "/usr/local/bin:/usr/bin:/bin"}},
+                                           OpenRlimits(), kCallUser + 1));
+  // Pipes, as each call has, so that its streams are set up for those.
+  DSEC_TRY(const auto pipes, MakePipes());
+  const int exec[] = {payload.get(),          pipes.theirs.status.get(), pipes.theirs.in.get(),
+                      pipes.theirs.out.get(), pipes.theirs.err.get(),    script.get(),
+                      link.there.get()};
+  DSEC_TRY(made.process, spawn::MakeZygote(control, root, shm, exec, deadline));
+  link.there.Reset();
+  DSEC_TRY_VOID(AwaitWord(made.link.get(), cancel, deadline));
+  DSEC_TRY(const auto said, Hear(made.link.get(), nullptr));
+  if (said.empty()) return Silent(pipes.ours.status.get(), argv.front());
   if (said != "R") return Failed(said.substr(1));
+  return made;
+}
+
+Result<WarmProgram> ForkZygote(Zygote& zygote, const ForkPlace& place, int cancel,
+                               runtime::Deadline deadline) {
+  ++zygote.forks;
+  WarmProgram made;
+  DSEC_TRY(auto link, MakeLink(SOCK_STREAM));
+  made.link = std::move(link.here);
+  DSEC_TRY(auto pipes, MakePipes());
+  std::vector<int> fds;
+  for (const os::UniqueFd& ns : place.cell->namespaces) fds.push_back(ns.get());
+  fds.insert(fds.end(), {place.user_ns, pipes.theirs.in.get(), pipes.theirs.out.get(),
+                         pipes.theirs.err.get(), link.there.get()});
+  if (!os::SendPacket(zygote.link.get(), zygote.fork_filter, fds).ok())
+    return Broken("the warm interpreter has ended");
+  link.there.Reset();
+  pipes.theirs = Program();
+  DSEC_TRY_VOID(AwaitWord(zygote.link.get(), cancel, deadline));
+  DSEC_TRY(auto said, Hear(zygote.link.get(), nullptr));
+  if (said.empty()) return Broken("the warm interpreter has ended");
+  const bool forked = said == "F";
+  // What the fork itself has to say is the better reason.
+  pid_t pid = 0;
+  if (forked) DSEC_TRY_VOID(AwaitWord(made.link.get(), cancel, deadline));
+  auto heard = Hear(made.link.get(), &pid);
+  if (heard.ok() && heard->starts_with("E")) return Failed(heard->substr(1));
+  if (!forked) return Failed(said.substr(1));
+  if (!heard.ok() || *heard != "R") return Broken("a fork ended before it was in its cell");
+  auto process = os::PidFd::Open(pid);
+  if (!process.ok()) return Broken("a fork ended as soon as it was in its cell");
+  made.process = std::move(*process);
+  DSEC_TRY_VOID(Place(made.process, place.cell->group.get()));
+  DSEC_TRY_VOID(CheckFork(made.process, pipes.ours, place, &made.pid));
+  made.program = std::move(pipes.ours);
   made.program.status.Reset();
   return made;
 }
 
 Result<void> HandOver(const WarmProgram& warm, const FnRun& run) {
+  DSEC_TRY(const bool ended, warm.process.WaitExit(Clock::System().Mono()));
+  if (ended) return Broken("the interpreter of a call ended before it");
   for (const Rlimit& limit : RlimitsOf(run.limits)) {
     const rlimit value = {limit.soft, limit.hard};
     if (::prlimit(warm.process.pid(), static_cast<__rlimit_resource>(limit.resource), &value,

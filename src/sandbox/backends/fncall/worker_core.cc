@@ -154,10 +154,14 @@ Result<void> WorkerCore::Make() {
 }
 
 Result<void> WorkerCore::Prepare(const std::vector<std::string>& devices) {
+  const bool warm = !options_.warm.kind().empty();
+  if (warm) {
+    DSEC_TRY_VOID(host_.Heat(options_.warm, options_.prepared, stop_.get(),
+                             runtime::Deadline::After(kWarmTime)));
+  }
   DSEC_TRY(cell_, host_.MakeCell(options_.prepared, devices, runtime::Deadline::After(kCellTime)));
-  if (options_.warm.kind().empty()) return Ok();
-  return host_.Warm(*cell_, options_.warm, options_.prepared, stop_.get(),
-                    runtime::Deadline::After(kWarmTime));
+  if (!warm) return Ok();
+  return host_.Warm(*cell_, options_.prepared, stop_.get(), runtime::Deadline::After(kCellTime));
 }
 
 Result<void> WorkerCore::EndCell() {

@@ -25,6 +25,8 @@ constexpr uint64_t kDataAttributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUN
 // What init of a cell is as a victim of the OOM killer, and what no code of it can go below: the
 // program starts above it (stage/serve.cc), the runner is far below.
 constexpr std::string_view kInitOomScore = "0";
+// What forks of one interpreter share (hash seed, addresses) is renewed after so many.
+constexpr uint32_t kMaxForks = 1000;
 
 struct Folder {
   const char* path;
@@ -157,6 +159,12 @@ Result<CellDisk> WorkerHost::MakeDisk(uint64_t bytes, uint64_t inodes) {
   return disk;
 }
 
+Result<os::UniqueFd> WorkerHost::ShmOf(const CellDisk& disk) {
+  DSEC_TRY(auto shm, os::CloneMount(disk.mount.get(), "shm", false));
+  DSEC_TRY_VOID(os::SetMountAttributes(shm.get(), kDataAttributes, 0));
+  return shm;
+}
+
 Result<Cell> WorkerHost::MakeCell(const v1::FnLimits& limits,
                                   const std::vector<std::string>& devices,
                                   runtime::Deadline deadline) {
@@ -171,25 +179,47 @@ Result<Cell> WorkerHost::MakeCell(const v1::FnLimits& limits,
   }
   cell.serial = ++serial_;
   DSEC_TRY(cell.disk, MakeDisk(limits.disk_bytes(), limits.disk_inodes()));
-  DSEC_TRY(const auto shm, os::CloneMount(cell.disk.mount.get(), "shm", false));
-  DSEC_TRY_VOID(os::SetMountAttributes(shm.get(), kDataAttributes, 0));
-  DSEC_TRY(cell.process,
-           spawn::MakeCell(process_.control.get(), cell.serial, groups_.TakeNeedsFresh(),
-                           {cell.disk.root.get(), shm.get(), dev.get()}, deadline));
+  DSEC_TRY(const auto shm, ShmOf(cell.disk));
+  const spawn::CellOrder order = {cell.serial, groups_.TakeNeedsFresh(), zygote_.has_value()};
+  DSEC_TRY(cell.process, spawn::MakeCell(process_.control.get(), order,
+                                         {cell.disk.root.get(), shm.get(), dev.get()}, deadline));
   DSEC_TRY_VOID(os::WriteAll(cell.process.oom_score.get(), kInitOomScore));
   cell.process.oom_score.Reset();
   return cell;
 }
 
-Result<void> WorkerHost::Warm(Cell& cell, const v1::FnWarm& warm, const v1::FnLimits& prepared,
-                              int cancel, runtime::Deadline deadline) {
+Result<void> WorkerHost::Heat(const v1::FnWarm& warm, const v1::FnLimits& prepared, int cancel,
+                              runtime::Deadline deadline) {
+  if (zygote_.has_value() && zygote_->forks < kMaxForks) return Ok();
+  DSEC_FAULT_POINT("fn.worker.before_zygote");
+  zygote_.reset();
+  groups_.HoldNothing();
   DSEC_TRY_VOID(groups_.SetLimits(prepared.memory_bytes(), prepared.processes()));
-  DSEC_TRY(cell.warm,
-           StartWarm(cell.process.channel.get(), cell.process.group.get(), warm, cancel, deadline));
+  DSEC_TRY(const auto disk, MakeDisk(prepared.disk_bytes(), prepared.disk_inodes()));
+  DSEC_TRY(const auto shm, ShmOf(disk));
+  DSEC_TRY(zygote_,
+           StartZygote(process_.control.get(), disk.root.get(), shm.get(), warm, cancel, deadline));
+  groups_.HoldZygote();
+  return Ok();
+}
+
+Result<void> WorkerHost::Warm(Cell& cell, const v1::FnLimits& prepared, int cancel,
+                              runtime::Deadline deadline) {
+  DSEC_FAULT_POINT("fn.worker.before_fork");
+  DSEC_TRY_VOID(groups_.SetLimits(prepared.memory_bytes(), prepared.processes(), warm_bytes_));
+  const ForkPlace place = {&cell.process, process_.user_ns.get(), cell.disk.root.get(),
+                           process_.runner.pid(), owner()};
+  DSEC_TRY(cell.warm, ForkZygote(*zygote_, place, cancel, deadline));
   // Rounded up, so that one call after another finds the limit as it is.
   constexpr uint64_t kStep = 4 << 20;
-  cell.warm_bytes = (groups_.ProcessMemory() + kStep - 1) / kStep * kStep;
+  cell.warm_bytes = warm_bytes_ = (groups_.ProcessMemory() + kStep - 1) / kStep * kStep;
   return Ok();
+}
+
+Result<std::optional<int>> WorkerHost::TakeEnd(const WarmProgram& warm) {
+  DSEC_TRY(const auto ended, spawn::TakeOrphan(process_.control.get()));
+  if (!ended.has_value() || ended->pid != warm.pid) return std::optional<int>();
+  return std::optional(ended->wait_status);
 }
 
 Result<spawn::CellReport> WorkerHost::EndCell(Cell cell, runtime::Deadline deadline) {
@@ -203,8 +233,9 @@ Result<spawn::CellReport> WorkerHost::EndCell(Cell cell, runtime::Deadline deadl
   if (!report.dirt.empty()) return report;
   // Whatever was moved into the groups otherwise, or out of the cell's reach.
   DSEC_TRY(const uint64_t processes, groups_.Processes());
-  if (processes != 1)
-    report.dirt = fmt::format("{} processes are left in its groups", processes - 1);
+  const uint64_t own = zygote_.has_value() ? 2 : 1;
+  if (processes != own)
+    report.dirt = fmt::format("{} processes are in its groups instead of {}", processes, own);
   if (report.dirt.empty() && !groups_.AwaitRelease(deadline.at()))
     report.dirt = "memory of a call stays charged after its end";
   return report;

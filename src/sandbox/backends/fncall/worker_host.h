@@ -58,9 +58,15 @@ class WorkerHost {
   Result<void> Make(HeldLayers layers, const ViewShape& view, runtime::Deadline deadline);
   Result<Cell> MakeCell(const v1::FnLimits& limits, const std::vector<std::string>& devices,
                         runtime::Deadline deadline);
-  // Starts the interpreter of a cell under the limits of `prepared`.
-  Result<void> Warm(Cell& cell, const v1::FnWarm& warm, const v1::FnLimits& prepared, int cancel,
+  // Starts the interpreter that calls are forks of, or a new one when it has had enough of them.
+  // While there is no cell; the cells made from then on are for its forks.
+  Result<void> Heat(const v1::FnWarm& warm, const v1::FnLimits& prepared, int cancel,
                     runtime::Deadline deadline);
+  // Makes the fork for a cell under the limits of `prepared`.
+  Result<void> Warm(Cell& cell, const v1::FnLimits& prepared, int cancel,
+                    runtime::Deadline deadline);
+  // How the fork of a cell has ended, once the runner has told it.
+  Result<std::optional<int>> TakeEnd(const WarmProgram& warm);
   // Ends a cell and waits until everything of it is gone. An error, or dirt in the report: the
   // worker is over.
   Result<spawn::CellReport> EndCell(Cell cell, runtime::Deadline deadline);
@@ -72,6 +78,7 @@ class WorkerHost {
   const SlotName& name() const { return name_; }
   CallGroups& groups() { return groups_; }
   const os::PidFd& runner() const { return process_.runner; }
+  int control() const { return process_.control.get(); }
   // Host id of the calls' user.
   uint32_t owner() const { return parts_.ids.IdBase(name_.index) + kCallUser; }
 
@@ -79,6 +86,7 @@ class WorkerHost {
   Result<void> Furnish(const ViewShape& view, runtime::Deadline deadline);
   Result<void> MakeBottom();
   Result<CellDisk> MakeDisk(uint64_t bytes, uint64_t inodes);
+  Result<os::UniqueFd> ShmOf(const CellDisk& disk);
 
   const NodeParts parts_;
   const SlotName name_;
@@ -89,6 +97,8 @@ class WorkerHost {
   // The mapped layers, and above them a small one with the folders that every root needs.
   std::vector<os::UniqueFd> lowers_;
   uint64_t serial_ = 0;
+  std::optional<Zygote> zygote_;
+  uint64_t warm_bytes_ = 0;  // what it and the fork for a call held last
   bool devices_allowed_ = false;
 };
 
