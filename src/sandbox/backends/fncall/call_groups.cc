@@ -78,8 +78,11 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, ui
     memory_limit_ = memory;
   }
   // Page cache that earlier calls have left would be taken for this call's own once the bound is
-  // reached. Best effort: what the kernel does not give back stays charged.
-  if (memory_v1_ && MemoryNow() > own_memory_ + memory_bytes / 4)
+  // reached. Best effort: what the kernel does not give back stays charged. What the zygote runs on
+  // may stay, the call runs on it too.
+  constexpr uint64_t kShare = 4;
+  const uint64_t kept = std::min(own_cache_, memory_bytes / kShare);
+  if (memory_v1_ && MemoryNow() > own_memory_ + kept + (memory_bytes / kShare))
     (void)Write(memory_.get(), "memory.force_empty", "0");
   const uint64_t pids = processes + own_processes_;
   if (pids != pids_limit_) {
@@ -92,11 +95,12 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, ui
 void CallGroups::HoldZygote() {
   own_processes_ = kOwnProcesses + 1;
   own_files_ = ReadControl(stat_, "shmem");
+  own_cache_ = ReadControl(stat_, memory_v1_ ? "cache" : "file");
 }
 
 void CallGroups::HoldNothing() {
   own_processes_ = kOwnProcesses;
-  own_files_ = 0;
+  own_files_ = own_cache_ = 0;
 }
 
 uint64_t CallGroups::MemoryNow() const { return ReadControl(usage_); }

@@ -85,6 +85,7 @@ class CallGroups {
   uint64_t own_memory_ = kOwnMemory;
   uint64_t own_processes_ = kOwnProcesses;
   uint64_t own_files_ = 0;
+  uint64_t own_cache_ = 0;
   uint64_t memory_before_ = 0;
   uint64_t max_events_before_ = 0;
   uint64_t refaults_before_ = 0;

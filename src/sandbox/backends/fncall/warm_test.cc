@@ -3,39 +3,24 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
-#include "sandbox/testing/fncall_fixture.h"
+#include "sandbox/testing/warm_fixture.h"
 
 namespace dsec::sandbox {
 namespace {
 
 using ::testing::HasSubstr;
 
-class FnWarm : public testing::FnCallTest {
+class FnWarm : public testing::WarmTest {
  protected:
   void SetUp() override {
-    if (auto layers = testing::TestLayers::Get(); layers.ok() && testing::WhatIsMissing().empty())
-      ASSERT_TRUE((*layers)->AddPython().ok());
-    FnCallTest::SetUp();
+    WarmTest::SetUp();
     if (fncall_ == nullptr) return;
     worker_ = Warm({"json", "random", "multiprocessing"});
     ASSERT_NE(worker_, nullptr);
   }
   void TearDown() override {
     worker_.reset();
-    FnCallTest::TearDown();
-  }
-  std::unique_ptr<FnWorker> Warm(const std::vector<std::string>& imports) {
-    v1::FnWarm warm;
-    warm.set_kind("python");
-    warm.add_argv("/usr/bin/python3");
-    for (const std::string& name : imports) warm.add_imports(name);
-    return MakeWorker(std::move(warm), "test-python:1");
-  }
-  FnRun Code(std::string_view code) {
-    FnRun run = Program({"python3", "main.py"});
-    run.code_path = "main.py";
-    run.code = code;
-    return run;
+    WarmTest::TearDown();
   }
 
   std::unique_ptr<FnWorker> worker_;
