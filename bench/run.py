@@ -335,6 +335,9 @@ def build_native_layer(build, layers):
                         "bench-native:1", "--from-dir", folder], check=True, stdout=subprocess.DEVNULL)
 
 
+FNCALL = {"fncall_rate", "fncall_python_warm", "fncall_python_warm_rate", "fncall_cpp", "fncall_soak"}
+
+
 async def bench_fncall(figures, node, client, wanted, soak, build):
     from libdsec import DSecFnCallArgs
     from support import BASE
@@ -355,6 +358,11 @@ async def bench_fncall(figures, node, client, wanted, soak, build):
         times = await call_times(client, warm, 100, 0.1)
         figures.add("fncall_python_warm", statistics.median(times), "ms",
                     bare_ms(["/usr/bin/python3", "-c", "print(1)"], 50), p99_ms=percentile(times, 0.99))
+    if "fncall_python_warm_rate" in wanted:
+        batch = lambda count: (DSecFnCallArgs(type="python_warm", code="print(1)") for _ in range(count))
+        await run_calls(client, batch(200), 16)
+        rates = {many: [await run_calls(client, batch(1000), many) for _ in range(3)] for many in (16, 64)}
+        figures.add("fncall_python_warm_rate", statistics.median(rates[64]), "1/s", rates=rates)
     if "fncall_cpp" in wanted:
         number = iter(range(1000))
         # A comment of its own, so that no compile is answered from the cache.
@@ -462,8 +470,8 @@ async def main():
     from libdsec import DSecClient
 
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
-             "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_cpp",
-             "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff"]
+             "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_python_warm_rate",
+             "fncall_cpp", "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     named = [*names, *burst.FIGURES]
     unknown = wanted - set(named)
@@ -471,9 +479,9 @@ async def main():
         sys.exit(f"unknown figures: {', '.join(sorted(unknown))}; there are {', '.join(named)}")
     random.seed(1)
     layers = support.build_layers(support.BUILD / "test-layers")
-    if wanted & {"fncall_python_warm", "fncall_cpp"}:
+    if wanted & {"fncall_python_warm", "fncall_python_warm_rate", "fncall_cpp"}:
         support.build_languages(layers)
-    if wanted & {"fncall_rate", "fncall_soak"}:
+    if wanted & FNCALL:
         build_native_layer(arguments.build, layers)
     folder = tempfile.mkdtemp(prefix="dsec-bench-")
     node = support.Node(folder, layers, f"bench{os.getpid()}", capacity=4000).start()
@@ -485,7 +493,7 @@ async def main():
                 await bench_create(figures, arguments.build, node, client, args, wanted)
             if wanted & {"create_growth", "live_memory", "live_sandboxes"}:
                 await bench_live(figures, node, client, args, wanted, arguments.live)
-            if wanted & {"fncall_rate", "fncall_python_warm", "fncall_cpp", "fncall_soak"}:
+            if wanted & FNCALL:
                 await bench_fncall(figures, node, client, wanted, arguments.soak, arguments.build)
             if "pack_diff" in wanted:
                 await pack_diff.bench_pack_diff(figures, node, client)
