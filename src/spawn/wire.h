@@ -257,13 +257,14 @@ struct Cell {
   // cgroup.kill: a clone into such a directory (CLONE_INTO_CGROUP) from outside of it is killed at
   // once, for the kernel takes it for one that was under way (seen on 6.18).
   uint32_t fresh_group = 0;
-  // For a fork of the zygote: the answer carries the cell's namespaces as well, see CellNamespace.
+  // For a fork of the zygote, whose v2 directory it stays in, so that is the one that is answered
+  // and none is made. The answer carries the cell's namespaces as well, see CellNamespace.
   uint32_t has_fork = 0;
 };
 inline constexpr size_t kCellFixedFds = 3;
 inline constexpr size_t kCellReplyFds = 2;
 // In the order in which a fork enters them. The pid namespace only its children can be in.
-enum CellNamespace : uint32_t { kPidNs, kMountNs, kIpcNs, kNetNs, kCgroupNs, kCellNamespaces };
+enum CellNamespace : uint32_t { kPidNs, kMountNs, kIpcNs, kNetNs, kCellNamespaces };
 
 struct CellEnd {
   uint32_t magic = kCellEndMagic;

@@ -68,9 +68,9 @@ int MoveViews(const wire::Views& views, int root) {
 }
 
 // What a fork needs to get here. While /proc is that of A, where this process is shown.
-int OpenNamespaces(int fds[wire::kCgroupNs]) {
-  constexpr const char* kNames[wire::kCgroupNs] = {"pid", "mnt", "ipc", "net"};
-  for (uint32_t i = 0; i < wire::kCgroupNs; ++i) {
+int OpenNamespaces(int fds[wire::kCellNamespaces]) {
+  constexpr const char* kNames[wire::kCellNamespaces] = {"pid", "mnt", "ipc", "net"};
+  for (uint32_t i = 0; i < wire::kCellNamespaces; ++i) {
     char path[32];
     std::snprintf(path, sizeof(path), "/proc/self/ns/%s", kNames[i]);
     fds[i] = ::open(path, O_RDONLY | O_CLOEXEC);

@@ -87,7 +87,6 @@ class Runner {
   UniqueFd zygote_;                  // its pidfd
   pid_t zygote_pid_ = 0;             // 0: none, or it has ended
   UniqueFd zygote_group_;            // its v2 directory
-  UniqueFd cgroup_ns_;               // whose root is group_, for forks
 };
 
 void GroupName(uint64_t serial, char name[kGroupNameBytes]) {
@@ -226,6 +225,7 @@ void Runner::Loop() {
 }
 
 int Runner::PrepareGroup(const wire::Cell& cell) {
+  if (cell.has_fork != 0) return zygote_group_.valid() ? 0 : -ENOENT;
   char name[kGroupNameBytes];
   if (group_.valid()) {
     if (cell.fresh_group == 0 && !group_killed_) return 0;
@@ -241,10 +241,6 @@ int Runner::PrepareGroup(const wire::Cell& cell) {
   if (!group_.valid()) return -errno;
   events_.Reset(::openat(group_.get(), "cgroup.events", O_RDONLY | O_CLOEXEC));
   if (!events_.valid()) return -errno;
-  if (cell.has_fork != 0) {
-    const int error = OpenCgroupNamespace(group_.get(), &cgroup_ns_);
-    if (error != 0) return error;
-  }
   // The init of the cell clones into it with the identity of B's root.
   return ::fchownat(group_.get(), "cgroup.procs", 1, 1, 0) == 0 ? 0 : -errno;
 }
@@ -288,12 +284,11 @@ void Runner::Serve(const wire::Cell& cell, const int* fds) {
     clock.Done(Step::kCgroups);
     error = StartCell(cell, fds, clock);
   }
-  int out[1 + kCellReportFds + 1] = {group_.get()};
+  int out[1 + kCellReportFds] = {cell.has_fork != 0 ? zygote_group_.get() : group_.get()};
   size_t count = 1;
   for (UniqueFd& fd : report_) {
     if (fd.valid()) out[count++] = fd.get();
   }
-  if (cell.has_fork != 0) out[count++] = cgroup_ns_.get();
   // After a failure the worker is over: the daemon sees it by the answer.
   if (os::SendPacketRaw(control_, &reply, sizeof(reply), out, error == 0 ? count : 0, 0) != 0 ||
       error != 0) {
@@ -414,7 +409,8 @@ void Runner::AwaitEnd(const wire::Cell& cell) {
     }
   }
   end.init_status = status;
-  end.cgroup_errno = -EmptyGroup();
+  // A group with a zygote is never empty; what a fork may have left there is counted by the daemon.
+  if (cell.has_fork == 0) end.cgroup_errno = -EmptyGroup();
   bool renewed = false;
   end.network_errno = -network_.Check(&renewed);
   end.network_renewed = renewed ? 1 : 0;

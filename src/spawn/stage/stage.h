@@ -165,8 +165,8 @@ struct CellStart {
   bool has_dev = false;
   bool has_fork = false;  // the report carries its namespaces
 };
-// Of a cell, from its init: oom_score_adj, then its namespaces but that of the cgroups.
-inline constexpr size_t kCellReportFds = 1 + wire::kCgroupNs;
+// Of a cell, from its init: oom_score_adj, then its namespaces.
+inline constexpr size_t kCellReportFds = 1 + wire::kCellNamespaces;
 [[noreturn]] void RunCell(const CellStart& start);
 inline constexpr size_t kViewPathBytes = 16;
 void RunnerViewPath(uint32_t index, char path[kViewPathBytes]);
@@ -179,8 +179,6 @@ struct ZygoteStart {
   const int* fds = nullptr;  // as wire::Zygote lists them
 };
 [[noreturn]] void RunZygote(const ZygoteStart& start);
-// A cgroup namespace whose root is the v2 directory `group`, as a program that starts there has.
-int OpenCgroupNamespace(int group, os::UniqueFd* ns);
 // What a zygote may do in A: enter the namespaces of a cell.
 inline constexpr uint64_t kZygoteCapabilities =
     (1ull << 18) | (1ull << 21);  // SYS_CHROOT, SYS_ADMIN

@@ -94,7 +94,9 @@ class Call {
   Result<void> OnTime();
   void Ended(int wait_status);
   Result<void> Stop(StoppedBy why);
+  Result<void> KillTree();
   Result<bool> EndTree();
+  Result<bool> EndForks();
   Result<uint64_t> CpuUsed();
   FnReport TooLarge(const Error& error) const;
 
@@ -227,7 +229,20 @@ Result<void> Call::Stop(StoppedBy why) {
   if (evidence_.stopped_by != StoppedBy::kNothing) return Ok();
   evidence_.stopped_by = why;
   kill_end_ = Now() + kKillGrace;
-  return worker_.groups().Kill(group());
+  return KillTree();
+}
+
+// The init of the cell kills what a zygote is beside, the kernel all that is in a group otherwise.
+// Either way whatever would fork at that moment is killed before it has.
+Result<void> Call::KillTree() {
+  if (!cell_.warm.has_value()) return worker_.groups().Kill(group());
+  abi::SignalAllRequest request;
+  request.signal = SIGKILL;
+  const int error = os::SendPacketRaw(cell_.process.channel.get(), &request, sizeof(request),
+                                      nullptr, 0, MSG_DONTWAIT);
+  if (error == 0 || error == -EPIPE || error == -ECONNRESET) return Ok();  // it is all gone then
+  return Error(Code::kUnavailable, "fn.worker_broken", "the cell's init takes no request")
+      .WithErrno(-error);
 }
 
 // When the init of the cell has died, the runner has removed the group: what was read last holds.
@@ -302,8 +317,22 @@ Result<void> Call::Watch() {
   return Ok();
 }
 
+// As EndTree, beside a zygote: what is there is counted.
+Result<bool> Call::EndForks() {
+  constexpr auto kPause = milliseconds(1);
+  const MonoTime until = Now() + kKillGrace;
+  for (bool killed = false;; std::this_thread::sleep_for(kPause)) {
+    DSEC_TRY(const uint64_t processes, worker_.groups().Processes());
+    if (init_gone_ || processes <= worker_.groups().own_processes()) return true;
+    if (!killed) DSEC_TRY_VOID(KillTree());
+    killed = true;
+    if (Now() >= until) return false;
+  }
+}
+
 // Kills what the program has left running and waits until it is gone. False: it does not go.
 Result<bool> Call::EndTree() {
+  if (cell_.warm.has_value()) return EndForks();
   auto opened = os::OpenAt(group(), "cgroup.events", O_RDONLY);
   if (!opened.ok() && opened.error().sys_errno() == ENOENT) return true;
   DSEC_TRY(auto events, std::move(opened));

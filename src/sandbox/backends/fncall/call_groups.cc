@@ -92,10 +92,15 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, ui
   return Ok();
 }
 
-void CallGroups::HoldZygote() {
+Result<void> CallGroups::HoldZygote() {
   own_processes_ = kOwnProcesses + 1;
+  // Linux 6.12: a write sets back what is then read through this descriptor.
+  if (!memory_v1_ && !peak_.valid()) {
+    DSEC_TRY(peak_, os::OpenAt(memory_.get(), "memory.peak", O_RDWR));
+  }
   own_files_ = ReadControl(stat_, "shmem");
   own_cache_ = ReadControl(stat_, memory_v1_ ? "cache" : "file");
+  return Ok();
 }
 
 void CallGroups::HoldNothing() {
@@ -141,7 +146,7 @@ bool CallGroups::AwaitRelease(MonoTime deadline) const {
   constexpr uint64_t kNothingMuch = 1 << 20;
   constexpr auto kPause = std::chrono::milliseconds(1);
   // A call that has never had that much leaves no more.
-  if (memory_v1_ && ReadControl(peak_) <= memory_before_ + kNothingMuch) return true;
+  if (peak_.valid() && ReadControl(peak_) <= memory_before_ + kNothingMuch) return true;
   while (ReadControl(stat_, "shmem") > own_files_ + kNothingMuch) {
     if (Clock::System().Mono() >= deadline) return false;
     std::this_thread::sleep_for(kPause);
@@ -156,15 +161,15 @@ Result<uint64_t> CallGroups::Processes() const {
 }
 
 Result<void> CallGroups::Begin(int call) {
-  if (memory_v1_ && ::pwrite(peak_.get(), "0", 1, 0) != 1)
-    return os::ErrnoError("fn.groups", fmt::format("write 0 to {}", kPeakV1));
+  if (peak_.valid() && ::pwrite(peak_.get(), "0", 1, 0) != 1)
+    return os::ErrnoError("fn.groups", "set back the peak of memory");
   before_ = {};
   memory_before_ = 0;
   thrashing_looks_ = 0;
   max_events_before_ = memory_v1_ ? 0 : ReadControl(memory_events_, "max");
   DSEC_TRY(before_, Read(call));
-  // Cgroup v2: the call has a directory of its own, whose peak begins at nothing.
-  memory_before_ = memory_v1_ ? MemoryNow() : 0;
+  // Otherwise the call has a v2 directory of its own, whose peak begins at nothing.
+  memory_before_ = peak_.valid() ? MemoryNow() : 0;
   return Ok();
 }
 
@@ -174,7 +179,7 @@ Result<CallGroups::Counters> CallGroups::Read(int call) const {
   now.forks_denied = ReadControl(pids_events_, "max");
   now.oom_kills -= std::min(now.oom_kills, before_.oom_kills);
   now.forks_denied -= std::min(now.forks_denied, before_.forks_denied);
-  const uint64_t peak = memory_v1_ ? ReadControl(peak_) : ReadControl(call, "memory.peak");
+  const uint64_t peak = peak_.valid() ? ReadControl(peak_) : ReadControl(call, "memory.peak");
   // Not failcnt, which newer kernels no longer count. Charges go up in steps of 64 pages a core.
   constexpr uint64_t kNearlyFull = 1 << 20;
   now.memory_full = memory_v1_ ? peak + kNearlyFull >= memory_limit_

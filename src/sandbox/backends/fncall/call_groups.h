@@ -30,9 +30,12 @@ class CallGroups {
   // has of memory, which is not the call's.
   Result<void> SetLimits(uint64_t memory_bytes, uint64_t processes, uint64_t held = 0);
 
-  // From now on there is a zygote, whose process and files in memory are the worker's; or none.
-  void HoldZygote();
+  // From now on there is a zygote, whose process and files in memory are the worker's; or none. It
+  // is in the same v2 directory as its forks, one call after another.
+  Result<void> HoldZygote();
   void HoldNothing();
+  // Processes that are there during a call and are not the call's.
+  uint64_t own_processes() const { return own_processes_; }
 
   // Whether the next call needs a v2 directory of its own: after Kill, and for memory.peak, which
   // counts from the making of the directory. All else is told apart by what it was at Begin.

@@ -107,10 +107,8 @@ Error Silent(int status, std::string_view name) {
                             abi::ExecStepName(failure.step), std::strerror(failure.sys_errno)));
 }
 
-// Into the cgroup of its cell, and as likely a victim of the OOM killer as any program there.
-Result<void> Place(const os::PidFd& process, int group) {
-  DSEC_TRY_VOID(os::WriteExisting(group, "cgroup.procs", fmt::format("{}", process.pid()))
-                    .Context("move a fork into the cgroup of its cell"));
+// As likely a victim of the OOM killer as any program of a cell, and no less by its own doing.
+Result<void> SetOomScore(const os::PidFd& process) {
   return os::WriteExisting(AT_FDCWD, fmt::format("/proc/{}/oom_score_adj", process.pid()).c_str(),
                            kForkOomScore)
       .Context("set the OOM score of a fork");
@@ -193,7 +191,7 @@ Result<WarmProgram> ForkZygote(Zygote& zygote, const ForkPlace& place, int cance
   auto process = os::PidFd::Open(pid);
   if (!process.ok()) return Broken("a fork ended as soon as it was in its cell");
   made.process = std::move(*process);
-  DSEC_TRY_VOID(Place(made.process, place.cell->group.get()));
+  DSEC_TRY_VOID(SetOomScore(made.process));
   DSEC_TRY_VOID(CheckFork(made.process, pipes.ours, place, &made.pid));
   made.program = std::move(pipes.ours);
   made.program.status.Reset();

@@ -90,7 +90,7 @@ Result<void> CheckIs(int dir, const char* name, int fd, const char* path = "") {
 
 Result<void> CheckPlace(int dir, const ForkPlace& place) {
   constexpr const char* kNames[spawn::wire::kCellNamespaces] = {"ns/pid", "ns/mnt", "ns/ipc",
-                                                                "ns/net", "ns/cgroup"};
+                                                                "ns/net"};
   for (size_t i = 0; i < std::size(kNames); ++i)
     DSEC_TRY_VOID(CheckIs(dir, kNames[i], place.cell->namespaces[i].get()));
   // Of what it would be a child of.
@@ -118,7 +118,7 @@ Result<void> CheckGroup(pid_t pid, int group) {
   for (auto word = TakeWord(words); !word.empty(); word = TakeWord(words)) {
     if (word == fmt::format("{}", pid)) return Ok();
   }
-  return Wrong("it is not in the cgroup of its cell");
+  return Wrong("it is in another cgroup");
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ def _prepare():
 
 
 # Numbers of sched.h, prctl.h, capability.h.
-_NAMESPACES = (0x20000, 0x8000000, 0x40000000, 0x2000000, 0x10000000)  # mnt, ipc, net, cgroup, user
+_NAMESPACES = (0x20000, 0x8000000, 0x40000000, 0x10000000)  # mnt, ipc, net, user
 
 
 def _require(result, ctypes, what):
@@ -117,7 +117,7 @@ def _require(result, ctypes, what):
 
 
 def _enter(fds, ctypes, libc):
-    for fd, kind in zip(fds[1:6], _NAMESPACES):
+    for fd, kind in zip(fds[1:5], _NAMESPACES):
         _require(libc.setns(fd, kind), ctypes, "enter a namespace")
     os.setsid()
     os.chdir("/work")
@@ -138,7 +138,7 @@ def _drop_calls(program, ctypes, libc):
 
 
 def _take_files(fds):
-    for fd, place in zip(fds[6:10], (0, 1, 2, 3)):
+    for fd, place in zip(fds[5:9], (0, 1, 2, 3)):
         os.dup2(fd, place)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
 
@@ -165,7 +165,7 @@ def _become(program, fds, ctypes, libc):
         _take_files(fds)
         os.write(3, b"R")
     except BaseException as error:
-        os.write(fds[9], b"E" + str(error).encode("utf-8", "replace"))
+        os.write(fds[8], b"E" + str(error).encode("utf-8", "replace"))
         os._exit(1)
 
 

@@ -16,7 +16,7 @@ namespace dsec::sandbox {
 // The fork says "R" over its stream when it is in its cell without any right, or "E" and why not.
 // It reads the length of what follows as a decimal line, then strings, each ended by NUL: the path
 // of the code, the number of arguments, the arguments, the environment.
-inline constexpr int kForkFds = 10;
+inline constexpr int kForkFds = 9;
 std::string_view WarmPrelude();
 
 }  // namespace dsec::sandbox

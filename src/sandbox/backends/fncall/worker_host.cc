@@ -199,8 +199,11 @@ Result<void> WorkerHost::Heat(const v1::FnWarm& warm, const v1::FnLimits& prepar
   DSEC_TRY(const auto shm, ShmOf(disk));
   DSEC_TRY(zygote_,
            StartZygote(process_.control.get(), disk.root.get(), shm.get(), warm, cancel, deadline));
-  groups_.HoldZygote();
-  return Ok();
+  DSEC_TRY_VOID(groups_.HoldZygote());
+  DSEC_TRY(const uint64_t processes, groups_.Processes());
+  if (processes == groups_.own_processes() - 1) return Ok();
+  return Error(Code::kFailedPrecondition, "fn.warm_failed",
+               "processes are started by the imports, beside the interpreter");
 }
 
 Result<void> WorkerHost::Warm(Cell& cell, const v1::FnLimits& prepared, int cancel,
@@ -233,7 +236,7 @@ Result<spawn::CellReport> WorkerHost::EndCell(Cell cell, runtime::Deadline deadl
   if (!report.dirt.empty()) return report;
   // Whatever was moved into the groups otherwise, or out of the cell's reach.
   DSEC_TRY(const uint64_t processes, groups_.Processes());
-  const uint64_t own = zygote_.has_value() ? 2 : 1;
+  const uint64_t own = groups_.own_processes() - 1;  // without the init
   if (processes != own)
     report.dirt = fmt::format("{} processes are in its groups instead of {}", processes, own);
   if (report.dirt.empty() && !groups_.AwaitRelease(deadline.at()))
