@@ -284,5 +284,39 @@ TEST(SeccompFilter, Programs_FitTheSpawner) {
               Filters().arguments.size() / 8, Filters().code.size() / 8);
 }
 
+// A zygote may enter namespaces and nothing else that code may not; its forks take that away.
+TEST(SeccompFilter, Zygote_MayEnterNamespacesUntilItGivesItUp) {
+  const auto fork_filter = CompileForkFilter();
+  ASSERT_TRUE(fork_filter.ok());
+  const auto answers = [&](bool give_up) {
+    int pipe_fds[2];
+    EXPECT_EQ(::pipe2(pipe_fds, O_CLOEXEC), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const SeccompFilters& filters = Filters();
+      if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || !Install(filters.allow) ||
+          !Install(filters.arguments) || !Install(filters.zygote) ||
+          (give_up && !Install(*fork_filter))) {
+        ::_exit(1);
+      }
+      const auto error = [](long result) { return result == -1 ? errno : 0; };
+      const int errors[] = {error(::syscall(SYS_setns, -1, 0)), error(::syscall(SYS_unshare, 0x1)),
+                            error(::syscall(SYS_mount, nullptr, nullptr, nullptr, 0, nullptr)),
+                            error(::syscall(SYS_clone3, nullptr, 0)),
+                            error(::syscall(SYS_clone, CLONE_NEWUSER | CLONE_FS, 0, 0, 0, 0))};
+      ::_exit(::write(pipe_fds[1], errors, sizeof(errors)) == sizeof(errors) ? 0 : 1);
+    }
+    ::close(pipe_fds[1]);
+    std::vector<int> errors(5);
+    EXPECT_EQ(::read(pipe_fds[0], errors.data(), errors.size() * sizeof(int)),
+              static_cast<ssize_t>(errors.size() * sizeof(int)));
+    ::close(pipe_fds[0]);
+    ::waitpid(child, nullptr, 0);
+    return errors;
+  };
+  EXPECT_EQ(answers(false), (std::vector<int>{EBADF, EPERM, EPERM, ENOSYS, EPERM}));
+  EXPECT_EQ(answers(true), (std::vector<int>{EPERM, EPERM, EPERM, ENOSYS, EPERM}));
+}
+
 }  // namespace
 }  // namespace dsec::spawn
