@@ -74,7 +74,7 @@ def _import(names):
             threaded.append(name)
         if len(_files()) > files:
             holding.append(name)
-    exec(compile("print('', end='')", "", "exec"), {})  # what every call touches is there
+    _touch()
     return threaded, holding
 
 
@@ -151,6 +151,12 @@ def _renew():
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
+# What every call touches; in a fork, pages that it writes to are copied now and not while it runs.
+def _touch():
+    exec(compile("print('', end='')", "", "exec"), {})
+    gc.collect()
+
+
 # In the first child: the second one is in the pid namespace of the cell, and this one ends, so that
 # the next parent of the other is the runner.
 def _become(program, fds, ctypes, libc):
@@ -163,6 +169,7 @@ def _become(program, fds, ctypes, libc):
         _renew()
         _drop_calls(program, ctypes, libc)
         _take_files(fds)
+        _touch()
         os.write(3, b"R")
     except BaseException as error:
         os.write(fds[8], b"E" + str(error).encode("utf-8", "replace"))
