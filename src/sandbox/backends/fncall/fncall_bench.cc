@@ -36,8 +36,7 @@ class Node {
     options_.scratch_bytes = 1ull << 30;
     DSEC_TRY(testing::TestLayers* const layers, testing::TestLayers::Get());
     DSEC_TRY(container_, ContainerBackend::Open(options_, layers->store(), layers->mounts()));
-    DSEC_TRY(fncall_,
-             FnCallBackend::Open({}, container_->parts(), layers->store(), layers->mounts()));
+    DSEC_TRY(fncall_, FnCallBackend::Open({}, container_->parts(), layers->mounts()));
     return Ok();
   }
   void Close() {
