@@ -155,7 +155,7 @@ TEST(LaunchPlans, SpoiledPacket_NotWellFormed) {
     return !wire::WellFormed(launch, sizeof(launch), 3);
   };
   EXPECT_TRUE(bad([](auto& l) { l.magic ^= 1; }));
-  EXPECT_TRUE(bad([](auto& l) { l.version = 2; }));
+  EXPECT_TRUE(bad([](auto& l) { l.version += 1; }));
   EXPECT_TRUE(bad([](auto& l) { l.view_count = 3; }));
   EXPECT_TRUE(bad([](auto& l) { l.view_count = 0xffffffff; }));
   EXPECT_TRUE(bad([](auto& l) { l.rlimit_count = 17; }));

@@ -88,12 +88,17 @@ Result<TestLayers*> TestLayers::Get() {
   request.source = image::SourceKind::kDirectory;
   request.path = tree;
   DSEC_TRY_VOID(made->store_->Build(request, nullptr));
-  // What the catalogue keeps open is there before any test counts, and forked daemons know the
-  // name.
+  // What the catalogue keeps open is there before any test counts.
   DSEC_TRY_VOID(made->mounts_->catalog().Resolve(request.name, request.kind));
   fs::remove_all(tree);
   layers = std::move(made);
   return layers.get();
+}
+
+void TestLayers::AfterFork() {
+  static_cast<void>(mounts_.release());  // its end would wait for threads that are not there
+  mounts_ =
+      std::make_unique<image::LayerMounts>(*store_, image::LayerMountOptions{.keep_idle = 0});
 }
 
 Result<void> TestLayers::AddLayer(image::LayerKind kind, const std::string& name,

@@ -24,6 +24,8 @@ class TestLayers {
   static Result<TestLayers*> Get();
   image::LayerStore& store() { return *store_; }
   image::LayerMounts& mounts() { return *mounts_; }
+  // In a child of fork(2), which has none of the threads of its parent.
+  void AfterFork();
   // A layer that holds one file.
   Result<void> AddLayer(image::LayerKind kind, const std::string& name, const std::string& path,
                         const std::string& content);

@@ -40,6 +40,7 @@ class ContainerFailure : public testing::ContainerTest {
     EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
     const pid_t pid = ::fork();
     if (pid == 0) {
+      layers_->AfterFork();
       shards_ = std::make_unique<runtime::Shards>(1);
       Open(slot_pool_size);
       while (backend_->ReadySlots() < slot_pool_size) std::this_thread::yield();

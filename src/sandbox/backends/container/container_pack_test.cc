@@ -295,6 +295,7 @@ TEST_F(ContainerPack, DaemonKilled_SandboxRunsOnAndNothingIsLeft) {
     ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
     const pid_t pid = ::fork();
     if (pid == 0) {
+      layers_->AfterFork();
       shards_ = std::make_unique<runtime::Shards>(1);
       Open();
       v1::SandboxRecord record = NewRecord();

@@ -180,6 +180,7 @@ TEST_F(FnCall, Sweep_RemovesWhatADeadDaemonLeft) {
   // In place of kill -9: a process of its own that makes a worker and a call and never returns.
   const pid_t child = ::fork();
   if (child == 0) {
+    layers_->AfterFork();
     shards_ = std::make_unique<runtime::Shards>(1);
     OpenAnew();
     const auto worker = MakeWorker();
