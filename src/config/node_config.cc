@@ -42,8 +42,8 @@ const Key kKeys[] = {
     {"layers_dir", &NodeConfig::layers_dir, "", 0, 0,
      "Root of the layer store; may lie on a cluster file system. Empty: state_dir/layers."},
     {"layers_cache_dir", &NodeConfig::layers_cache_dir, "", 0, 0,
-     "Copies of the layers' manifests and metadata, on a local file system. Empty: "
-     "state_dir/layers_cache."},
+     "Copies of the layers' manifests and metadata, on a local file system (none on tmpfs and "
+     "overlayfs). Empty: state_dir/layers_cache."},
     {"layers_cache_bytes", &NodeConfig::layers_cache_bytes, "bytes", 0, 1024 * kTera,
      "Size of those copies; what is mounted does not go."},
     {"layers_patience_ms", &NodeConfig::layers_patience_ms, "ms", 100, 600'000,

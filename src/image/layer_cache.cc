@@ -2,6 +2,8 @@
 #include "image/layer_cache.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,6 +59,20 @@ Result<std::string> CopyAndHash(int from, int to) {
   }
 }
 
+// Linux mounts EROFS from a file only where the file system reads by folios of its own and does not
+// stack on another one (fs/erofs/super.c).
+Result<void> CheckFit(int dir, const std::string& path) {
+  struct statfs status;
+  if (::fstatfs(dir, &status) != 0) return StoreError("statfs " + path);
+  const char* name = status.f_type == TMPFS_MAGIC             ? "tmpfs"
+                     : status.f_type == RAMFS_MAGIC           ? "ramfs"
+                     : status.f_type == OVERLAYFS_SUPER_MAGIC ? "overlayfs"
+                                                              : nullptr;
+  if (name == nullptr) return Ok();
+  return Error(Code::kFailedPrecondition, "layer.cache_unfit",
+               fmt::format("{} lies on {}, from which no EROFS can be mounted", path, name));
+}
+
 }  // namespace
 
 bool LayerCache::Stamp::operator==(const Stamp& other) const {
@@ -75,6 +91,7 @@ Result<std::unique_ptr<LayerCache>> LayerCache::Open(const std::string& dir, uin
   if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) return StoreError("make " + dir);
   DSEC_TRY(cache->dir_, os::OpenAt(AT_FDCWD, dir.c_str(), O_RDONLY | O_DIRECTORY));
   const int fd = cache->dir_.get();
+  DSEC_TRY_VOID(CheckFit(fd, dir));
   DSEC_TRY(const auto names, ListNames(fd, UINT64_MAX));
   struct Found {
     std::string hex;

@@ -37,7 +37,7 @@ struct LocalLayer {
 class LayerCache {
  public:
   // Makes the folder (0700) and those above it. Copies beyond `max_bytes` go, the longest unused
-  // first.
+  // first. kFailedPrecondition "layer.cache_unfit": nothing there can be mounted.
   static Result<std::unique_ptr<LayerCache>> Open(const std::string& dir, uint64_t max_bytes);
 
   // nullopt: there is no copy. The digests are checked at the first use by this object and when a

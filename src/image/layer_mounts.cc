@@ -15,9 +15,11 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "image/digest.h"
 #include "image/erofs_mount.h"
+#include "image/erofs_writer.h"
 #include "image/layer_files.h"
-#include "image/node_lease.h"
+#include "image/layer_mounts_state.h"
 #include "image/root_calls.h"
 #include "os/file.h"
 
@@ -35,18 +37,6 @@ constexpr milliseconds kLookPatience{100};
 // For a layer that nobody has asked for yet while calls for another one hang.
 constexpr milliseconds kTroubledPatience{2000};
 constexpr milliseconds kEndPatience{2000};
-
-// The layers' folder, found by its path each time: a mount that went and came back is another one.
-Result<os::UniqueFd> OpenBlobs(const std::string& root) {
-  const std::string path = root + "/blobs";
-  auto fd = os::OpenAt(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY);
-  if (fd.ok()) return fd;
-  // A store always has it: without it the file system of the store is not mounted.
-  if (fd.error().sys_errno() == ENOENT) return Unreachable(path + " is not there");
-  return RootError(std::move(fd).error());
-}
-
-const MountedLayer::Blob kNoBlob;
 
 Result<MountedLayer::Blob> BlobOf(int blobs, int file) {
   struct stat folder;
@@ -71,6 +61,18 @@ Result<bool> Readable(const std::string& root, const MountedLayer::Blob& blob) {
   return status.st_dev == blob.device;
 }
 
+// What the copies on the node are checked for, of the store's own file.
+Result<void> CheckMeta(const LayerId& id, const LayerFiles& files) {
+  auto digest = Sha256File(files.meta.get(), nullptr);
+  if (!digest.ok()) return RootError(std::move(digest).error());
+  if (*digest != files.manifest.meta.sha256) {
+    return Error(Code::kInternal, "layer.corrupt",
+                 fmt::format("{}: meta.erofs in the store has the digest {}, not {}", id.str(),
+                             *digest, files.manifest.meta.sha256));
+  }
+  return CheckSuperblock(files.meta.get());
+}
+
 // No answer: may come yet. An error of the client of a file system that has ended: never.
 bool MayComeBack(const Error& error) {
   return error.reason() == "layer.unreachable" && error.sys_errno() != ENOTCONN &&
@@ -79,151 +81,14 @@ bool MayComeBack(const Error& error) {
 
 }  // namespace
 
-// A mount without a use.
-struct LayerMounts::Kept {
-  NodeLease::Pin pin;  // first: it goes last
-  LayerInfo info;
-  MountedLayer::Blob blob;
-  std::shared_ptr<const os::UniqueFd> mount;
-  std::shared_ptr<LayerHold> hold;  // of the last use that had one
-  MonoTime since = {};
-};
-
-struct LayerMounts::Slot {
-  std::mutex mutex;
-  std::weak_ptr<const MountedLayer> mount;
-  std::shared_ptr<Pending<Mounted>> mounting;  // the call under way
-  MonoTime mounting_since;
-  std::shared_ptr<Pending<bool>> looking;  // the look under way
-  MonoTime looked;
-  MonoTime hold_wanted;
-};
-
-// A use that somebody should have and could not get.
-struct LayerMounts::Owed {
-  explicit Owed(LayerId layer) : id(std::move(layer)) {}
-  const LayerId id;
-  Mounted mounted;  // of the trimmer, until the last owner goes
-};
-
-// A layer that a call of Acquire wants.
-struct LayerMounts::Wanted {
-  LayerId id;
-  std::shared_ptr<Slot> slot;
-  std::shared_ptr<Pending<Mounted>> pending = nullptr;  // joined, unless `mounted`
-  Mounted mounted = nullptr;
-  milliseconds wait{0};
-};
-
-struct LayerMounts::State {
-  State(std::string root_path, LayerMountOptions with)
-      : root(std::move(root_path)),
-        options(std::move(with)),
-        threads(options.calls_at_once),
-        closers(options.calls_at_once),
-        keep(options.keep_idle) {
-    std::string folder = options.cache_dir;
-    if (folder.empty()) {
-      auto own = os::TempDir::Create("dsec-layer-copies-");
-      if (own.ok()) folder = own_folder.emplace(*std::move(own)).path();
-    }
-    cache = LayerCache::Open(folder, options.cache_bytes);
-    if (!options.node.empty()) lease.emplace(root, options.node);
-  }
-
-  std::shared_ptr<Slot> SlotOf(const LayerId& id) {
-    const std::lock_guard lock(mutex);
-    auto& entry = slots[id];
-    if (entry == nullptr) entry = std::make_shared<Slot>();
-    return entry;
-  }
-
-  // nullopt: there is none. With `blob` one of another file has become useless, and goes.
-  std::optional<Kept> TakeKept(const LayerId& id, const MountedLayer::Blob* blob) {
-    std::list<Kept> taken;
-    {
-      const std::lock_guard lock(mutex);
-      const auto found =
-          std::ranges::find_if(kept, [&](const Kept& item) { return item.info.id == id; });
-      if (found == kept.end()) return std::nullopt;
-      taken.splice(taken.end(), kept, found);
-    }
-    if (blob == nullptr || taken.front().blob == *blob) return std::move(taken.front());
-    End(std::move(taken));
-    return std::nullopt;
-  }
-  bool HasKept(const LayerId& id) {
-    const std::lock_guard lock(mutex);
-    return std::ranges::any_of(kept, [&](const Kept& item) { return item.info.id == id; });
-  }
-  void Keep(Kept used) {
-    used.since = Clock::System().Mono();
-    std::list<Kept> ended;
-    {
-      const std::lock_guard lock(mutex);
-      kept.push_front(std::move(used));
-      while (kept.size() > keep) ended.splice(ended.end(), kept, std::prev(kept.end()));
-    }
-    End(std::move(ended));
-  }
-  // An unmount throws the pages of the layer away, which takes its time, and close(2) on a cluster
-  // file system may hang like all else.
-  void End(std::list<Kept> ended) {
-    if (ended.empty()) return;
-    auto held = std::make_shared<std::list<Kept>>(std::move(ended));
-    if (closers.Start([held] { held->clear(); })) return;
-    // So many hang already that these wait for the end of the process.
-    const std::lock_guard lock(mutex);
-    left.splice(left.end(), *held);
-  }
-  // Whether the copy on this node may go; then nothing is kept mounted of it.
-  bool Release(const LayerId& id) {
-    const auto slot = SlotOf(id);
-    const std::lock_guard lock(slot->mutex);
-    if (!slot->mount.expired()) return false;
-    static_cast<void>(TakeKept(id, &kNoBlob));
-    return true;
-  }
-  // The hold of the mount that is kept, if it has one.
-  std::shared_ptr<LayerHold> KeptHold(const LayerId& id) {
-    const std::lock_guard lock(mutex);
-    const auto found =
-        std::ranges::find_if(kept, [&](const Kept& item) { return item.info.id == id; });
-    return found == kept.end() ? nullptr : found->hold;
-  }
-  std::string FolderOf(const LayerId& id) const {
-    return fmt::format("{}/blobs/{}", root, HexOf(id));
-  }
-  // The lock of a slot is taken before that of this object.
-  std::vector<std::shared_ptr<Slot>> AllSlots() {
-    std::vector<std::shared_ptr<Slot>> all;
-    const std::lock_guard lock(mutex);
-    for (const auto& [id, slot] : slots) all.push_back(slot);
-    return all;
-  }
-  bool Troubled(MonoTime now) {
-    return std::ranges::any_of(AllSlots(), [&](const auto& slot) {
-      const std::lock_guard lock(slot->mutex);
-      return slot->mounting != nullptr && now - slot->mounting_since > options.patience;
-    });
-  }
-
-  const std::string root;
-  const LayerMountOptions options;
-  std::optional<os::TempDir> own_folder;
-  Result<std::unique_ptr<LayerCache>> cache = Unreachable("");
-  std::optional<NodeLease> lease;
-  std::atomic<bool> renewing = false;
-  RootThreads threads;
-  RootThreads closers;
-  RootLane releases;  // of holds
-  mutable std::mutex mutex;
-  std::map<LayerId, std::shared_ptr<Slot>> slots;
-  std::list<Kept> kept;  // most recently used first
-  std::list<Kept> left;
-  std::vector<std::weak_ptr<Owed>> owed;
-  size_t keep;
-};
+Result<os::UniqueFd> OpenBlobs(const std::string& root) {
+  const std::string path = root + "/blobs";
+  auto fd = os::OpenAt(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY);
+  if (fd.ok()) return fd;
+  // A store always has it: without it the file system of the store is not mounted.
+  if (fd.error().sys_errno() == ENOENT) return Unreachable(path + " is not there");
+  return RootError(std::move(fd).error());
+}
 
 LayerMounts::LayerMounts(std::string root, LayerMountOptions options)
     : state_(std::make_shared<State>(std::move(root), std::move(options))),
@@ -258,7 +123,7 @@ LayerMounts::~LayerMounts() {
 }
 
 Result<void> LayerMounts::Check() const {
-  if (state_->cache.ok()) return Ok();
+  if (state_->cache.ok() || !state_->copies) return Ok();
   return Error(state_->cache.error()).Context("the copies of layers");
 }
 
@@ -453,7 +318,8 @@ Result<LayerMounts::Mounted> LayerMounts::UseAgain(const std::shared_ptr<State>&
                                                    const Wanted& wanted) {
   DSEC_FAULT_POINT("layer.mount.before_open");
   auto hold = state->KeptHold(wanted.id);
-  if (hold == nullptr || !(*state->cache)->Unchanged(wanted.id)) return Mounted();
+  if (hold == nullptr) return Mounted();
+  if (state->copies && !(*state->cache)->Unchanged(wanted.id)) return Mounted();
   if (!hold->Again(state->FolderOf(wanted.id))) return Mounted();
   auto kept = state->TakeKept(wanted.id, nullptr);
   if (!kept || kept->hold != hold) {
@@ -472,9 +338,11 @@ Result<LayerMounts::Mounted> LayerMounts::UseAgain(const std::shared_ptr<State>&
 // On a thread that may hang.
 Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>& state,
                                                    const Wanted& wanted) {
-  LayerCache& cache = **state->cache;
   DSEC_FAULT_POINT("layer.mount.before_open");
-  DSEC_TRY(auto local, cache.Find(wanted.id));
+  std::optional<LocalLayer> local;
+  if (state->copies) {
+    DSEC_TRY(local, (*state->cache)->Find(wanted.id));
+  }
   DSEC_TRY(const auto blobs, OpenBlobs(state->root));
   NodeLease::Pin pin;
   if (state->lease) {
@@ -494,14 +362,16 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
     }
   }
   // Without its copy, or with a damaged one, a mount that was kept is good for nothing.
-  auto kept = state->TakeKept(wanted.id, local ? &blob : &kNoBlob);
+  auto kept = state->TakeKept(wanted.id, local || !state->copies ? &blob : &kNoBlob);
   if (!kept) {
-    if (!local) {
+    if (!state->copies) {
+      DSEC_TRY_VOID(CheckMeta(wanted.id, files));
+    } else if (!local) {
       const auto release = [&](const LayerId& other) { return state->Release(other); };
-      DSEC_TRY(local, cache.Add(wanted.id, files.manifest, files.meta.get(), release));
+      DSEC_TRY(local, (*state->cache)->Add(wanted.id, files.manifest, files.meta.get(), release));
     }
-    DSEC_TRY(auto mount,
-             MountLayer(local->meta.get(), files.blob.get(), state->options.read_ahead_kib));
+    const int meta = local ? local->meta.get() : files.meta.get();
+    DSEC_TRY(auto mount, MountLayer(meta, files.blob.get(), state->options.read_ahead_kib));
     kept = Kept{std::move(pin), std::move(files.info), blob, std::move(mount), nullptr, {}};
   }
   auto mounted = MakeUse(state, *std::move(kept), std::move(hold));
@@ -547,8 +417,10 @@ Result<bool> LayerMounts::StillThere(const std::shared_ptr<Slot>& slot, const Mo
     const auto look = [state = state_, id = mounted->info().id, slot, looking,
                        blob = mounted->blob_] {
       const auto answer = [&]() -> Result<bool> {
-        DSEC_TRY(const auto local, (*state->cache)->Find(id));
-        if (!local) return false;
+        if (state->copies) {
+          DSEC_TRY(const auto local, (*state->cache)->Find(id));
+          if (!local) return false;
+        }
         return Readable(state->root, blob);
       }();
       {
@@ -569,86 +441,6 @@ Result<bool> LayerMounts::StillThere(const std::shared_ptr<Slot>& slot, const Mo
 size_t LayerMounts::idle() const {
   const std::lock_guard lock(state_->mutex);
   return state_->kept.size();
-}
-
-void LayerMounts::RenewLease() {
-  if (!state_->lease || state_->renewing.exchange(true)) return;
-  const bool started = state_->threads.Start([state = state_] {
-    const auto renewed = state->lease->Renew();
-    if (!renewed.ok()) log::Warn("layer.lease_not_renewed", {{"error", renewed.error()}});
-    state->renewing = false;
-  });
-  if (!started) state_->renewing = false;
-}
-
-void LayerMounts::GiveOwed() {
-  std::vector<std::shared_ptr<Owed>> all;
-  {
-    const std::lock_guard lock(state_->mutex);
-    std::erase_if(state_->owed, [](const auto& one) { return one.expired(); });
-    for (const auto& one : state_->owed) {
-      if (auto owed = one.lock()) all.push_back(std::move(owed));
-    }
-  }
-  std::erase_if(all, [](const auto& owed) { return owed->mounted != nullptr; });
-  for (const auto& owed : all) {
-    auto mounted = AcquireAll({owed->id});
-    if (mounted.ok()) owed->mounted = std::move(mounted->front());
-    // As good as any for the others.
-    if (!mounted.ok() && mounted.error().reason() == "layer.unreachable") return;
-  }
-}
-
-void LayerMounts::Trim() {
-  std::set<LayerId> ids;
-  std::list<Kept> given_up;  // after the lock
-  {
-    const std::lock_guard lock(state_->mutex);
-    if (state_->lease && state_->lease->lost()) given_up.swap(state_->kept);
-    given_up.splice(given_up.end(), state_->left);  // those of an outage that is over, perhaps
-    const MonoTime now = Clock::System().Mono();
-    while (!state_->kept.empty() && now - state_->kept.back().since > state_->options.keep_for)
-      given_up.splice(given_up.end(), state_->kept, std::prev(state_->kept.end()));
-    for (const Kept& kept : state_->kept) ids.insert(kept.info.id);
-  }
-  state_->End(std::move(given_up));
-  bool used = false;
-  {
-    const std::lock_guard lock(state_->mutex);
-    used = !state_->slots.empty();
-  }
-  if (!used) return;  // the store may not be there yet
-  RenewLease();
-  GiveOwed();
-  if (const auto deleted = catalog_.DeleteRemoved(); !deleted.ok())
-    log::Warn("layer.removed_files_stay", {{"error", deleted.error()}});
-  if (ids.empty()) return;
-  const auto gone = std::make_shared<Pending<std::set<LayerId>>>();
-  gone->Join();
-  const bool started = state_->threads.Start([state = state_, ids, gone] {
-    gone->Set([&]() -> Result<std::set<LayerId>> {
-      DSEC_TRY(const auto blobs, OpenBlobs(state->root));
-      std::set<LayerId> missing;
-      for (const LayerId& id : ids) {
-        const auto opened = OpenLayer(blobs.get(), id, false);
-        if (!opened.ok() && opened.error().reason() != "layer.unreachable") missing.insert(id);
-      }
-      return missing;
-    }());
-  });
-  if (!started) return;
-  const auto found = gone->Wait(state_->options.patience);
-  if (!found || !found->ok()) return;
-  std::list<Kept> ended;
-  {
-    const std::lock_guard lock(state_->mutex);
-    for (auto it = state_->kept.begin(); it != state_->kept.end();) {
-      const auto next = std::next(it);
-      if ((*found)->contains(it->info.id)) ended.splice(ended.end(), state_->kept, it);
-      it = next;
-    }
-  }
-  state_->End(std::move(ended));
 }
 
 size_t LayerMounts::mounted() const {

@@ -67,7 +67,8 @@ struct LayerMountOptions {
   // And no longer than this, lest a node keep layers from being removed that it does not use.
   std::chrono::minutes keep_for{60};
   // Where the copies of manifests and metadata are (LayerCache). Empty: in a temporary folder that
-  // ends with this object.
+  // ends with this object. On a file system that cannot back EROFS (tmpfs) there are none, and
+  // mounts take the metadata from the store.
   std::string cache_dir = {};
   uint64_t cache_bytes = 4ull << 30;
   // The node in whose lease (NodeLease) layers are listed before they are opened. Empty: locks
@@ -99,7 +100,7 @@ class LayerMounts {
   LayerMounts(const LayerMounts&) = delete;
   LayerMounts& operator=(const LayerMounts&) = delete;
 
-  // Why no layer can be mounted at all (the folder of the copies).
+  // Why no layer can be mounted at all (the folder of the copies cannot be made).
   Result<void> Check() const;
   SharedCatalog& catalog() { return catalog_; }
 

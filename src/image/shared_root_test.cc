@@ -95,6 +95,24 @@ TEST_F(SharedRootTest, Copy_ServesWhenTheStoreHasLostItsMetadata) {
   EXPECT_EQ(Content(*layer), "one");
 }
 
+TEST_F(SharedRootTest, CopiesWhereNothingCanBeMounted_AreDoneWithout) {
+  const LayerId one = Build("one"), two = Build("two");
+  const std::string copies = "/dev/shm/dsec-timg-" + NewUlid(Clock::System());
+  LayerMounts mounts(Root(), {.cache_dir = copies});
+  ASSERT_TRUE(mounts.Check().ok());
+  for (int uses = 0; uses < 2; ++uses) {
+    const auto layer = mounts.Acquire(one);
+    ASSERT_TRUE(layer.ok()) << layer.error().ToString();
+    EXPECT_EQ(Content(*layer), "one");
+  }
+  EXPECT_TRUE(fs::is_empty(copies));
+  const std::string meta = Root() + "/blobs/" + HexOf(two) + "/meta.erofs";
+  const os::UniqueFd fd(::open(meta.c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_EQ(::pwrite(fd.get(), "X", 1, 3000), 1);
+  EXPECT_EQ(mounts.Acquire(two).error().reason(), "layer.corrupt");
+  fs::remove_all(copies);
+}
+
 TEST_F(SharedRootTest, DeathInTheMiddleOfACopy_LeavesNothingThatCounts) {
   const LayerId id = Build("one");
   const pid_t child = ::fork();

@@ -482,6 +482,9 @@ Result<std::vector<uint8_t>> CompileCode(std::string_view but = {}) {
                         CLONE_NEWPID, CLONE_NEWNET}) {
     DSEC_TRY_VOID(filter.Add(kDeny, "clone", {MaskedEq(0, flag, flag)}));
   }
+  // Who may enter namespaces must not find others than those it is given (ioctl_nsfs(2), type
+  // 0xb7).
+  if (!but.empty()) DSEC_TRY_VOID(filter.Add(kDeny, "ioctl", {MaskedEq(1, 0xff00, 0xb7 << 8)}));
   return filter.Export();
 }
 

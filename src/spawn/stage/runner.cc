@@ -381,6 +381,7 @@ bool Runner::Reap(int* init_status) {
     int status = 0;
     const pid_t pid = ::waitpid(-1, &status, WNOHANG);
     if (pid <= 0) return cell_ended;
+    if (!WIFEXITED(status) && !WIFSIGNALED(status)) continue;  // stopped: it asked to be traced
     if (pid == init_pid_) {
       *init_status = status;
       cell_ended = true;

@@ -184,6 +184,7 @@ class Server {
       rusage usage;
       pid_t pid = ::wait4(-1, &status, WNOHANG, &usage);
       if (pid <= 0) return;
+      if (!WIFEXITED(status) && !WIFSIGNALED(status)) continue;  // stopped: it asked to be traced
       for (uint32_t i = 0; i < runs_top; ++i) {
         Run& run = runs[i];
         if (run.pid != pid || run.ended) continue;

@@ -322,6 +322,16 @@ Result<bool> Call::EndForks() {
   constexpr auto kPause = milliseconds(1);
   const MonoTime until = Now() + kKillGrace;
   for (bool killed = false;; std::this_thread::sleep_for(kPause)) {
+    // The runner waits for who reads what it says of children that were made its own.
+    while (!init_gone_) {
+      const auto taken = worker_.TakeAnyEnd();
+      if (!taken.ok()) {
+        if (taken.error().reason() != "spawn.worker_gone") return taken.error();
+        init_gone_ = true;
+      } else if (!*taken) {
+        break;
+      }
+    }
     DSEC_TRY(const uint64_t processes, worker_.groups().Processes());
     if (init_gone_ || processes <= worker_.groups().own_processes()) return true;
     if (!killed) DSEC_TRY_VOID(KillTree());

@@ -33,6 +33,8 @@ Result<CallGroups> CallGroups::Open(const SlotCgroups& groups) {
   DSEC_TRY(open.memory_, directory(groups.memory));
   DSEC_TRY(open.pids_, directory(groups.pids));
   open.memory_v1_ = groups.memory.valid();
+  // With v1 the runner is moved there, so that cells inherit it; with v2 it is beside "code".
+  open.base_processes_ = open.own_processes_ = groups.pids.valid() ? 2 : 1;
   open.swap_bounded_ = Exists(open.memory_.get(),
                               open.memory_v1_ ? "memory.memsw.limit_in_bytes" : "memory.swap.max");
   if (!open.memory_v1_ && open.swap_bounded_)
@@ -93,7 +95,7 @@ Result<void> CallGroups::SetLimits(uint64_t memory_bytes, uint64_t processes, ui
 }
 
 Result<void> CallGroups::HoldZygote() {
-  own_processes_ = kOwnProcesses + 1;
+  own_processes_ = base_processes_ + 1;
   // Linux 6.12: a write sets back what is then read through this descriptor.
   if (!memory_v1_ && !peak_.valid()) {
     DSEC_TRY(peak_, os::OpenAt(memory_.get(), "memory.peak", O_RDWR));
@@ -104,14 +106,17 @@ Result<void> CallGroups::HoldZygote() {
 }
 
 void CallGroups::HoldNothing() {
-  own_processes_ = kOwnProcesses;
+  own_processes_ = base_processes_;
   own_files_ = own_cache_ = 0;
 }
 
 uint64_t CallGroups::MemoryNow() const { return ReadControl(usage_); }
 
-uint64_t CallGroups::ProcessMemory() const {
-  return ReadControl(stat_, memory_v1_ ? "rss" : "anon");
+uint64_t CallGroups::HeldMemory() const {
+  const uint64_t shmem = ReadControl(stat_, "shmem");
+  const uint64_t cache = ReadControl(stat_, memory_v1_ ? "cache" : "file");
+  const uint64_t now = MemoryNow();
+  return now - std::min(now, cache - std::min(cache, shmem));
 }
 
 uint64_t CallGroups::OomKills() const {
@@ -155,9 +160,11 @@ bool CallGroups::AwaitRelease(MonoTime deadline) const {
 }
 
 Result<uint64_t> CallGroups::Processes() const {
-  const uint64_t count = ReadControl(processes_);
-  if (count == 0) return Error(Code::kUnavailable, "fn.groups", "pids.current cannot be read");
-  return count;
+  char text[32];
+  const ssize_t n = ::pread(processes_.get(), text, sizeof(text), 0);
+  if (n <= 0) return os::ErrnoError("fn.groups", "read pids.current");
+  std::string_view words(text, static_cast<size_t>(n));
+  return ToNumber(TakeWord(words));
 }
 
 Result<void> CallGroups::Begin(int call) {

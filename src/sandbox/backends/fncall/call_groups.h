@@ -18,9 +18,6 @@ namespace dsec::sandbox {
 // call's own v2 directory. One thread.
 class CallGroups {
  public:
-  // What of the worker itself is in the groups during a call: the runner, the init of the cell, the
-  // zygote where there is one.
-  static constexpr uint64_t kOwnProcesses = 2;
   // What of the kernel's and their own memory they are charged, rounded up.
   static constexpr uint64_t kOwnMemory = 2 << 20;
 
@@ -63,8 +60,9 @@ class CallGroups {
   // go with mounts and namespaces that the kernel takes down by itself, and tells nobody when it
   // has. False when some of it is still there at the deadline.
   bool AwaitRelease(MonoTime deadline) const;
-  // Memory of the worker's processes now, without files.
-  uint64_t ProcessMemory() const;
+  // Memory in the groups now that the kernel cannot take back: of processes, files in memory, its
+  // own.
+  uint64_t HeldMemory() const;
   // Processes in the groups now, the worker's own included.
   Result<uint64_t> Processes() const;
 
@@ -86,7 +84,10 @@ class CallGroups {
   uint64_t memory_limit_ = 0;
   uint64_t pids_limit_ = 0;
   uint64_t own_memory_ = kOwnMemory;
-  uint64_t own_processes_ = kOwnProcesses;
+  // What of the worker itself is counted during a call: the init of the cell, with v1 the runner,
+  // the zygote where there is one.
+  uint64_t base_processes_ = 1;
+  uint64_t own_processes_ = 1;
   uint64_t own_files_ = 0;
   uint64_t own_cache_ = 0;
   uint64_t memory_before_ = 0;

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,7 +29,8 @@ namespace abi = spawn::abi;
 
 constexpr size_t kMaxSaid = 4096;
 // As the programs of a cell stand to its init (stage/serve.cc).
-constexpr std::string_view kForkOomScore = "200";
+constexpr std::string_view kForkOomScore = "1000";
+constexpr std::string_view kZygoteOomScore = "0";
 
 Error Failed(std::string why) {
   return Error(Code::kFailedPrecondition, "fn.warm_failed", std::move(why));
@@ -58,7 +60,7 @@ Result<void> AwaitWord(int fd, int cancel, runtime::Deadline deadline) {
 }
 
 // What it says, at once and as a whole; empty at the end. `*from` is the process that has said it,
-// as the kernel knows it.
+// or another one of its pid namespace, if it has CAP_SYS_ADMIN there and says so.
 Result<std::string> Hear(int fd, pid_t* from) {
   std::string said(kMaxSaid, '\0');
   iovec part = {said.data(), said.size()};
@@ -90,7 +92,10 @@ Result<Link> MakeLink(int type) {
     return os::ErrnoError("fn.warm", "make a socket");
   Link link{os::UniqueFd(fds[0]), os::UniqueFd(fds[1])};
   constexpr int kOn = 1;
-  if (::setsockopt(fds[0], SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) != 0)
+  // Room for all arguments at once: nobody waits for who does not read.
+  constexpr int kRoom = 4 << 20;
+  if (::setsockopt(fds[0], SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) != 0 ||
+      ::setsockopt(fds[0], SOL_SOCKET, SO_SNDBUFFORCE, &kRoom, sizeof(kRoom)) != 0)
     return os::ErrnoError("fn.warm", "set up a socket");
   return link;
 }
@@ -107,11 +112,18 @@ Error Silent(int status, std::string_view name) {
                             abi::ExecStepName(failure.step), std::strerror(failure.sys_errno)));
 }
 
-// As likely a victim of the OOM killer as any program of a cell, and no less by its own doing.
-Result<void> SetOomScore(const os::PidFd& process) {
+// The call goes before the interpreter that it is a fork of, and that one before anything of the
+// platform; neither can lower it.
+Result<void> SetOomScore(const os::PidFd& process, std::string_view score) {
   return os::WriteExisting(AT_FDCWD, fmt::format("/proc/{}/oom_score_adj", process.pid()).c_str(),
-                           kForkOomScore)
-      .Context("set the OOM score of a fork");
+                           score)
+      .Context("set the OOM score of an interpreter");
+}
+
+// A zygote that served before and does not now.
+Error NoFork(const Error& error) {
+  if (error.reason() != "fn.warm_failed") return error;
+  return Broken(fmt::format("no fork of the warm interpreter: {}", error.message()));
 }
 
 }  // namespace
@@ -154,6 +166,7 @@ Result<Zygote> StartZygote(int control, int root, int shm, const v1::FnWarm& war
                       pipes.theirs.out.get(), pipes.theirs.err.get(),    script.get(),
                       link.there.get()};
   DSEC_TRY(made.process, spawn::MakeZygote(control, root, shm, exec, deadline));
+  DSEC_TRY_VOID(SetOomScore(made.process, kZygoteOomScore));
   link.there.Reset();
   DSEC_TRY_VOID(AwaitWord(made.link.get(), cancel, deadline));
   DSEC_TRY(const auto said, Hear(made.link.get(), nullptr));
@@ -175,24 +188,31 @@ Result<WarmProgram> ForkZygote(Zygote& zygote, const ForkPlace& place, int cance
                          pipes.theirs.err.get(), link.there.get()});
   if (!os::SendPacket(zygote.link.get(), zygote.fork_filter, fds).ok())
     return Broken("the warm interpreter has ended");
+  struct stat link_there;
+  if (::fstat(link.there.get(), &link_there) != 0) return os::ErrnoError("fn.warm", "stat a link");
   link.there.Reset();
   pipes.theirs = Program();
-  DSEC_TRY_VOID(AwaitWord(zygote.link.get(), cancel, deadline));
+  if (auto waited = AwaitWord(zygote.link.get(), cancel, deadline); !waited.ok())
+    return NoFork(waited.error());
   DSEC_TRY(auto said, Hear(zygote.link.get(), nullptr));
   if (said.empty()) return Broken("the warm interpreter has ended");
   const bool forked = said == "F";
   // What the fork itself has to say is the better reason.
   pid_t pid = 0;
-  if (forked) DSEC_TRY_VOID(AwaitWord(made.link.get(), cancel, deadline));
+  if (forked) {
+    auto waited = AwaitWord(made.link.get(), cancel, deadline);
+    if (!waited.ok()) return NoFork(waited.error());
+  }
   auto heard = Hear(made.link.get(), &pid);
-  if (heard.ok() && heard->starts_with("E")) return Failed(heard->substr(1));
-  if (!forked) return Failed(said.substr(1));
+  if (heard.ok() && heard->starts_with("E")) return NoFork(Failed(heard->substr(1)));
+  if (!forked) return NoFork(Failed(said.substr(1)));
   if (!heard.ok() || *heard != "R") return Broken("a fork ended before it was in its cell");
   auto process = os::PidFd::Open(pid);
   if (!process.ok()) return Broken("a fork ended as soon as it was in its cell");
   made.process = std::move(*process);
-  DSEC_TRY_VOID(SetOomScore(made.process));
-  DSEC_TRY_VOID(CheckFork(made.process, pipes.ours, place, &made.pid));
+  // First: until then its number is what it says.
+  DSEC_TRY_VOID(CheckFork(made.process, pipes.ours, link_there, place, &made.pid));
+  DSEC_TRY_VOID(SetOomScore(made.process, kForkOomScore));
   made.program = std::move(pipes.ours);
   made.program.status.Reset();
   return made;

@@ -49,18 +49,18 @@ Result<void> CheckWarm(const v1::FnWarm& warm);
 // "fn.warm_failed" with what it says; kCancelled when `cancel` becomes readable.
 Result<Zygote> StartZygote(int control, int root, int shm, const v1::FnWarm& warm, int cancel,
                            runtime::Deadline deadline);
-// Returns once the fork waits in its cell and has been looked at. kFailedPrecondition
-// "fn.warm_failed" when the zygote cannot do it, kUnavailable "fn.worker_broken" when it has ended
-// or the fork is not what it must be.
+// Returns once the fork waits in its cell and has been looked at. kUnavailable "fn.worker_broken"
+// when the zygote has ended or cannot do it, or the fork is not what it must be.
 Result<WarmProgram> ForkZygote(Zygote& zygote, const ForkPlace& place, int cancel,
                                runtime::Deadline deadline);
 // Limits, arguments and environment of the call; what follows is the call. kUnavailable
 // "fn.worker_broken" when the fork has ended before.
 Result<void> HandOver(const WarmProgram& warm, const FnRun& run);
 
-// warm_check.cc: looks at a fork from outside. kUnavailable "fn.worker_broken" with what is wrong.
-// On success `*pid` is its number in the runner's pid namespace.
-Result<void> CheckFork(const os::PidFd& process, const Program& program, const ForkPlace& place,
-                       int32_t* pid);
+// warm_check.cc: looks at a fork from outside. `link` is its end of the link. kUnavailable
+// "fn.worker_broken" with what is wrong. On success `*pid` is its number in the runner's pid
+// namespace.
+Result<void> CheckFork(const os::PidFd& process, const Program& program, const struct stat& link,
+                       const ForkPlace& place, int32_t* pid);
 
 }  // namespace dsec::sandbox

@@ -100,10 +100,13 @@ Result<void> CheckPlace(int dir, const ForkPlace& place) {
   return CheckIs(dir, "cwd", place.root, kWorkFolder);
 }
 
-Result<void> CheckFiles(int dir, const Program& program) {
+Result<void> CheckFiles(int dir, const Program& program, const struct stat& link) {
   DSEC_TRY_VOID(CheckIs(dir, "fd/0", program.in.get()));
   DSEC_TRY_VOID(CheckIs(dir, "fd/1", program.out.get()));
   DSEC_TRY_VOID(CheckIs(dir, "fd/2", program.err.get()));
+  struct stat third;
+  if (::fstatat(dir, "fd/3", &third, 0) != 0 || !Same(third, link))
+    return Wrong("its fd/3 is another");
   os::UniqueFd fds(::openat(dir, "fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fds.valid()) return Wrong("fd is not to be seen");
   const std::unique_ptr<DIR, int (*)(DIR*)> list(::fdopendir(fds.Release()), ::closedir);
@@ -123,8 +126,8 @@ Result<void> CheckGroup(pid_t pid, int group) {
 
 }  // namespace
 
-Result<void> CheckFork(const os::PidFd& process, const Program& program, const ForkPlace& place,
-                       int32_t* pid) {
+Result<void> CheckFork(const os::PidFd& process, const Program& program, const struct stat& link,
+                       const ForkPlace& place, int32_t* pid) {
   const os::UniqueFd dir(
       ::open(fmt::format("/proc/{}", process.pid()).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   if (!dir.valid()) return Wrong("it has ended");
@@ -135,7 +138,7 @@ Result<void> CheckFork(const os::PidFd& process, const Program& program, const F
   const uint64_t own_filters = ToNumber(TakeWord(filters));
   DSEC_TRY_VOID(CheckStatus(*status, place, own_filters));
   DSEC_TRY_VOID(CheckPlace(dir.get(), place));
-  DSEC_TRY_VOID(CheckFiles(dir.get(), program));
+  DSEC_TRY_VOID(CheckFiles(dir.get(), program, link));
   DSEC_TRY_VOID(CheckGroup(process.pid(), place.cell->group.get()));
   // The last but one: it is one level below the runner.
   std::string_view numbers = Field(*status, "NSpid");

@@ -38,11 +38,15 @@ def _files():
 
 
 def _shared_memory():
-    with open("/proc/self/maps") as maps:
+    name = None
+    with open("/proc/self/smaps") as maps:
         for line in maps:
-            words = line.split(None, 5)
-            if "w" in words[1] and "s" in words[1]:
-                return words[5].strip() if len(words) > 5 else "memory"
+            words = line.split()
+            if words[0] == "VmFlags:":
+                if "sh" in words and "mw" in words:  # writable, now or after an mprotect
+                    return name
+            elif not words[0].endswith(":"):
+                name = words[5] if len(words) > 5 else "memory"
     return None
 
 

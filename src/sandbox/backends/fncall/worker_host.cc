@@ -215,8 +215,13 @@ Result<void> WorkerHost::Warm(Cell& cell, const v1::FnLimits& prepared, int canc
   DSEC_TRY(cell.warm, ForkZygote(*zygote_, place, cancel, deadline));
   // Rounded up, so that one call after another finds the limit as it is.
   constexpr uint64_t kStep = 4 << 20;
-  cell.warm_bytes = warm_bytes_ = (groups_.ProcessMemory() + kStep - 1) / kStep * kStep;
+  cell.warm_bytes = warm_bytes_ = (groups_.HeldMemory() + kStep - 1) / kStep * kStep;
   return Ok();
+}
+
+Result<bool> WorkerHost::TakeAnyEnd() {
+  DSEC_TRY(const auto ended, spawn::TakeOrphan(process_.control.get()));
+  return ended.has_value();
 }
 
 Result<std::optional<int>> WorkerHost::TakeEnd(const WarmProgram& warm) {

@@ -65,6 +65,8 @@ class WorkerHost {
   // Makes the fork for a cell under the limits of `prepared`.
   Result<void> Warm(Cell& cell, const v1::FnLimits& prepared, int cancel,
                     runtime::Deadline deadline);
+  // Takes what the runner has said of any process that ended as its child; false: nothing.
+  Result<bool> TakeAnyEnd();
   // How the fork of a cell has ended, once the runner has told it.
   Result<std::optional<int>> TakeEnd(const WarmProgram& warm);
   // Ends a cell and waits until everything of it is gone. An error, or dirt in the report: the

@@ -51,7 +51,7 @@ TEST_F(FnZygote, Fork_IsWhatAProgramOfACallIs) {
       "print(sorted(name for name in os.listdir('/proc') if name.isdigit()))\n"
       "print(sorted(line.split()[4] for line in open('/proc/self/mountinfo')))\n"
       "print({line.rsplit(':', 1)[1].strip() for line in open('/proc/self/cgroup')})\n"
-      "print(open('/proc/self/oom_score_adj').read(), os.stat('/proc/self/fd').st_uid)\n"
+      "print(os.stat('/proc/self/fd').st_uid)\n"
       "print([(limit, resource.getrlimit(limit)) for limit in range(16)])\n"
       "print([os.stat('/proc/self/ns/' + ns).st_ino == os.stat('/proc/thread-self/ns/' + "
       "kind).st_ino\n"
@@ -64,7 +64,7 @@ TEST_F(FnZygote, Fork_IsWhatAProgramOfACallIs) {
       "print([(name, getattr(libc, name)(*args), ctypes.get_errno()) for name, args in "
       "tries.items()])\n"
       "try:\n"
-      "    open('/proc/self/oom_score_adj', 'w').write('-1')\n"
+      "    os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'-1')\n"
       "    print('a lower score')\n"
       "except OSError as error:\n"
       "    print(error)\n"
@@ -80,6 +80,47 @@ TEST_F(FnZygote, Fork_IsWhatAProgramOfACallIs) {
   const FnReport program = Must(*plain, Code(code));
   EXPECT_EQ(program.step.verdict(), v1::FN_OK) << program.step.stderr().data();
   EXPECT_EQ(fork.step.stdout().data(), program.step.stdout().data()) << fork.step.stderr().data();
+  EXPECT_EQ(fork.step.stdout().data().find("a lower score"), std::string::npos);
+}
+
+TEST_F(FnZygote, Victim_IsTheCallAndNotTheInterpreterThatIsLarger) {
+  // The interpreter holds more than the call may have.
+  const auto made = Importing("held = bytearray(b'x') * (96 << 20)\n");
+  ASSERT_TRUE(made.ok()) << made.error().ToString();
+  const auto& worker = *made;
+  FnRun run = Code(
+      "import os\nprint(open('/proc/self/oom_score_adj').read(), flush=True)\n"
+      "os.execv('/bin/sh', ['sh', '-c', 'x=x; while :; do x=$x$x; done'])\n");
+  run.limits.set_memory_bytes(32 << 20);
+  const FnReport report = Must(*worker, run);
+  EXPECT_EQ(report.step.verdict(), v1::FN_MEMORY_LIMIT);
+  EXPECT_EQ(report.step.stdout().data(), "1000\n\n");
+  EXPECT_EQ(Must(*worker, Code("print(len(__import__('given').held))")).step.stdout().data(),
+            "100663296\n");
+}
+
+TEST_F(FnZygote, ProcessThatAsksToBeTraced_HasNotEnded) {
+  const auto worker = Warm({"ctypes"});
+  ASSERT_NE(worker, nullptr);
+  FnRun run = Code(
+      "import ctypes, os, signal\nctypes.CDLL(None).ptrace(0, 0, 0, 0)\n"
+      "os.kill(os.getpid(), signal.SIGSTOP)\n");
+  run.limits.set_wall_ms(500);
+  EXPECT_EQ(Must(*worker, run).step.verdict(), v1::FN_TIME_LIMIT);
+}
+
+TEST_F(FnZygote, ChildrenOfTheRunnersOwn_HoldNobodyUp) {
+  const auto worker = Warm({"ctypes"});
+  ASSERT_NE(worker, nullptr);
+  // clone(CLONE_PARENT | SIGCHLD): hundreds of ends are told by the runner.
+  FnRun run = Code(
+      "import ctypes\nlibc = ctypes.CDLL(None)\nfor _ in range(600):\n"
+      "    if libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0) == 0:\n"
+      "        libc.pause()\nprint('made')\n");
+  run.limits.set_processes(1000);
+  const FnReport report = Must(*worker, run);
+  EXPECT_EQ(report.step.verdict(), v1::FN_OK) << report.step.stderr().data();
+  EXPECT_EQ(Must(*worker, Code("print('next')")).step.stdout().data(), "next\n");
 }
 
 TEST_F(FnZygote, ForkThatKeepsSomething_GetsNoCall) {
@@ -101,6 +142,11 @@ TEST_F(FnZygote, ForkThatKeepsSomething_GetsNoCall) {
       {"zip(fds[5:9], (0, 1, 2, 3))", "zip((4, 4, 4, fds[8]), (0, 1, 2, 3))", "fd/0"},
       {"        _require(libc.setns(fds[0], 0x20000000), ctypes, \"enter the pid namespace\")\n",
        "", "ns/pid"},
+      {"        os.write(3, b\"R\")\n",
+       "        keep = os.dup(3)\n        pair = __import__('_socket').socketpair()\n"
+       "        os.dup2(pair[0].fileno(), 3)\n        os.write(keep, b\"R\")\n"
+       "        os.closerange(4, 64)\n",
+       "fd/3"},
       {"        os.write(3, b\"R\")\n", "        os._exit(0)\n", "ended"}};
   for (const Row& row : rows) {
     const auto made = Changed(row.from, row.to);
@@ -121,6 +167,11 @@ TEST_F(FnZygote, Imports_ThatForksCannotHaveAreNamed) {
        "threads are started by the import of given"},
       {"file = open('/etc/passwd')\n", "files are left open by the import of given: /etc/passwd"},
       {"import mmap\nmemory = mmap.mmap(-1, 4096)\n", "memory is shared with all forks"},
+      {"import mmap, os\nfile = os.open('/tmp/shared', os.O_RDWR | os.O_CREAT)\n"
+       "os.ftruncate(file, 4096)\nmemory = mmap.mmap(file, 4096, prot=mmap.PROT_READ)\n"
+       "os.close(file)\nimport ctypes\n"
+       "os.closerange(5, 64)\n",
+       "memory is shared with all forks after the imports: /tmp/shared"},
       {"import subprocess\nchild = subprocess.Popen(['sleep', '1000'])\n",
        "processes are started by the imports"},
       {"import sys\nsys.exit(3)\n", "SystemExit: 3"},
