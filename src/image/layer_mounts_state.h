@@ -133,7 +133,7 @@ struct LayerMounts::State {
   bool Release(const LayerId& id) {
     const auto slot = SlotOf(id);
     const std::lock_guard lock(slot->mutex);
-    if (!slot->mount.expired()) return false;
+    if (!slot->mount.expired() || slot->mounting != nullptr) return false;
     static_cast<void>(TakeKept(id, &kNoBlob));
     return true;
   }

@@ -88,11 +88,13 @@ TEST(RootThreads, ThreadWithoutACall_TakesTheNextOneAndNoneWaitsForABusyOne) {
   std::thread::id first, second, beside;
   EXPECT_TRUE(threads.Start([&] { first = std::this_thread::get_id(); }));
   EXPECT_TRUE(threads.Wait(kLong));
-  std::latch release(1);
+  std::latch begun(1), release(1);
   EXPECT_TRUE(threads.Start([&] {
     second = std::this_thread::get_id();
+    begun.count_down();
     release.wait();
   }));
+  begun.wait();
   std::latch done(1);
   EXPECT_TRUE(threads.Start([&] {
     beside = std::this_thread::get_id();
