@@ -97,8 +97,7 @@ Result<TestLayers*> TestLayers::Get() {
 
 void TestLayers::AfterFork() {
   static_cast<void>(mounts_.release());  // its end would wait for threads that are not there
-  mounts_ =
-      std::make_unique<image::LayerMounts>(*store_, image::LayerMountOptions{.keep_idle = 0});
+  mounts_ = std::make_unique<image::LayerMounts>(*store_, image::LayerMountOptions{.keep_idle = 0});
 }
 
 Result<void> TestLayers::AddLayer(image::LayerKind kind, const std::string& name,
