@@ -68,6 +68,8 @@ def cluster():
     """A MooseFS cluster; afterwards no process, mount or folder of it is left."""
     if os.geteuid() != 0:
         pytest.skip("needs root: namespaces and mounts")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("needs /dev/fuse: MooseFS mounts through FUSE")
     folder = tempfile.mkdtemp(prefix="dsec-moose-")
     made = MooseFs(folder)
     try:
