@@ -76,9 +76,7 @@ Result<TestLayers*> TestLayers::Get() {
   DSEC_TRY(auto dir, os::TempDir::Create("dsec-tsb-layers-"));
   made->dir_.emplace(std::move(dir));
   DSEC_TRY(made->store_, image::LayerStore::Open(made->dir_->path() + "/store"));
-  // None is kept after its last use, so that what a test leaves mounted shows.
-  made->mounts_ =
-      std::make_unique<image::LayerMounts>(*made->store_, image::LayerMountOptions{.keep_idle = 0});
+  made->MakeMounts();
   const std::string tree = made->dir_->path() + "/tree";
   DSEC_TRY_VOID(os::MakeDir(AT_FDCWD, tree.c_str(), 0755));
   DSEC_TRY_VOID(BuildTree(tree));
@@ -97,7 +95,15 @@ Result<TestLayers*> TestLayers::Get() {
 
 void TestLayers::AfterFork() {
   static_cast<void>(mounts_.release());  // its end would wait for threads that are not there
-  mounts_ = std::make_unique<image::LayerMounts>(*store_, image::LayerMountOptions{.keep_idle = 0});
+  MakeMounts();
+}
+
+void TestLayers::MakeMounts() {
+  // None is kept after its last use, so that what a test leaves mounted shows.
+  mounts_ = std::make_unique<image::LayerMounts>(
+      *store_,
+      image::LayerMountOptions{.keep_idle = 0,
+                               .cache_dir = fmt::format("{}/copies-{}", dir_->path(), ::getpid())});
 }
 
 Result<void> TestLayers::AddLayer(image::LayerKind kind, const std::string& name,

@@ -34,6 +34,8 @@ class TestLayers {
   Result<void> Remove(const std::string& ref) { return store_->Remove(ref); }
 
  private:
+  void MakeMounts();
+
   std::optional<os::TempDir> dir_;
   std::unique_ptr<image::LayerStore> store_;
   std::unique_ptr<image::LayerMounts> mounts_;

@@ -154,7 +154,7 @@ int AttachView(int root, int view, const char* target) {
 }
 
 // Over the stage, which holds nothing, and into it: what switch_root(8) does. To uncover the stage
-// one would have to be root of B with CAP_SYS_ADMIN, which no code ever is.
+// one would have to be root of B with CAP_SYS_ADMIN and umount2(2), which no code ever has.
 int EnterRoot(int root) {
   if (::move_mount(root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) != 0 || ::fchdir(root) != 0 ||
       ::chroot(".") != 0 || ::chdir("/") != 0) {

@@ -213,9 +213,13 @@ Result<void> WorkerHost::Warm(Cell& cell, const v1::FnLimits& prepared, int canc
   const ForkPlace place = {&cell.process, process_.user_ns.get(), cell.disk.root.get(),
                            process_.runner.pid(), owner()};
   DSEC_TRY(cell.warm, ForkZygote(*zygote_, place, cancel, deadline));
-  // Rounded up, so that one call after another finds the limit as it is.
+  // Rounded up and left alone while it fits, so that one call after another finds the limit as it
+  // is: the kernel takes its time for a lower one.
   constexpr uint64_t kStep = 4 << 20;
-  cell.warm_bytes = warm_bytes_ = (groups_.HeldMemory() + kStep - 1) / kStep * kStep;
+  const uint64_t held = groups_.HeldMemory();
+  if (held > warm_bytes_ || held + 2 * kStep < warm_bytes_)
+    warm_bytes_ = (held + kStep - 1) / kStep * kStep;
+  cell.warm_bytes = warm_bytes_;
   return Ok();
 }
 
