@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <map>
 
@@ -27,18 +26,6 @@ Result<std::map<LayerId, std::string>> LeasedLayers(const std::string& root) {
   DSEC_TRY(const auto leases, ReadLeases(root));
   std::map<LayerId, std::string> users;
   for (const Lease& lease : leases) {
-    for (const LayerId& id : lease.layers) users.emplace(id, lease.node);
-  }
-  return users;
-}
-
-// Of the nodes that run on another machine, whose locks need not be seen here.
-Result<std::map<LayerId, std::string>> LeasedElsewhere(const std::string& root) {
-  DSEC_TRY(const std::string boot_id, os::ReadBootId());
-  DSEC_TRY(const auto leases, ReadLeases(root));
-  std::map<LayerId, std::string> users;
-  for (const Lease& lease : leases) {
-    if (lease.boot_id == boot_id) continue;
     for (const LayerId& id : lease.layers) users.emplace(id, lease.node);
   }
   return users;
@@ -92,14 +79,17 @@ LayerStore::WorkDir::~WorkDir() {
   }
 }
 
-// Whether files must stay after their removal: a node lists the layer, or another machine may be
-// about to.
-Result<bool> LayerStore::FilesMustStay(const LayerId& id) const {
+Result<LayerStore::LeaseUse> LayerStore::LeaseUseOf(const LayerId& id) const {
   DSEC_TRY(const std::string boot_id, os::ReadBootId());
   DSEC_TRY(const auto leases, ReadLeases(root_));
-  return std::ranges::any_of(leases, [&](const Lease& lease) {
-    return lease.boot_id != boot_id || lease.layers.contains(id);
-  });
+  LeaseUse use;
+  for (const Lease& lease : leases) {
+    const bool listed = lease.layers.contains(id);
+    const bool elsewhere = lease.boot_id != boot_id;
+    use.files_stay = use.files_stay || listed || elsewhere;
+    if (listed && elsewhere) use.elsewhere = lease.node;
+  }
+  return use;
 }
 
 Result<void> LayerStore::Condemn(const std::string& hex) const {
@@ -121,9 +111,6 @@ Result<void> LayerStore::RemoveLocked(const LayerId& id, const WorkDir& work, bo
   os::UniqueFd held;
   DSEC_TRY(const bool alone, LockAlone(blobs_fd_.get(), hex, held));
   if (!alone) return LayerInUse(id, "a mount of this node");
-  DSEC_TRY(const auto elsewhere, LeasedElsewhere(root_));
-  const auto user = elsewhere.find(id);
-  if (user != elsewhere.end()) return LayerInUse(id, "node " + user->second);
   ::unlinkat(work.fd.get(), kMovingName, 0);
   DSEC_TRY_VOID(os::CreateFile(work.fd.get(), kMovingName, hex, 0600));
   DSEC_TRY_VOID(catalog_->RemoveLayer(id));

@@ -16,6 +16,7 @@
 #include "image/layer_store.h"
 #include "image/node_lease.h"
 #include "image/testing/archives.h"
+#include "image/testing/harness.h"
 #include "os/file.h"
 
 namespace dsec::image {
@@ -24,8 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::hours;
 using std::chrono::milliseconds;
-using testing::File;
-using testing::MakeTar;
 
 constexpr CollectOptions kAtOnce = {.unnamed_for = milliseconds(0), .grace = milliseconds(0)};
 
@@ -45,15 +44,9 @@ class CollectTest : public ::testing::Test {
   }
 
   LayerId Build(const std::string& content, const std::string& name = "") {
-    const std::string tar = folder_.path() + "/layer.tar";
-    testing::WriteFile(tar, MakeTar({File("file", content)}));
-    BuildRequest request;
-    request.name = name;
-    request.source = SourceKind::kTar;
-    request.path = tar;
-    auto built = store_->Build(request, nullptr);
+    const auto built = testing::BuildOneFile(*store_, content, name);
     EXPECT_TRUE(built.ok()) << built.error().ToString();
-    return built.ok() ? built->layer.id : LayerId();
+    return built.ok() ? *built : LayerId();
   }
 
   // As a node of another machine writes it.
@@ -355,6 +348,39 @@ TEST_F(CollectTest, DeathWhileTheLeaseIsWritten_LeavesTheOneBefore) {
   const auto pin = lease.Hold(two);
   ASSERT_TRUE(pin.ok()) << pin.error().ToString();
   EXPECT_EQ(Listed("near"), (std::set{one, two}));
+}
+
+TEST_F(CollectTest, LeaseThatCouldNotBeWritten_IsTriedAgain) {
+  const LayerId one = Build("one"), two = Build("two");
+  {
+    ASSERT_TRUE(LayerMounts(Root(), {.node = "near"}).Acquire(one).ok());
+  }
+  NodeLease lease(Root(), "near");
+  ASSERT_TRUE(fault::Arm("layer.lease.before_rename=error:ENOSPC*1").ok());
+  EXPECT_FALSE(lease.Hold(two).ok());
+  const auto pin = lease.Hold(two);
+  ASSERT_TRUE(pin.ok()) << pin.error().ToString();
+  EXPECT_EQ(Listed("near"), (std::set{one, two}));
+}
+
+TEST_F(CollectTest, LayersThatAreNotInUse_AreForgottenAndTheLeaseIsStillRenewed) {
+  const LayerId one = Build("one"), two = Build("two");
+  LayerMounts mounts(Root(), {.keep_idle = 0, .node = "near"});
+  auto used = mounts.Acquire(one);
+  ASSERT_TRUE(used.ok());
+  ASSERT_TRUE(mounts.Acquire(two).ok());
+  EXPECT_EQ(mounts.known(), 2u);
+  ASSERT_TRUE(mounts.Settle());
+  mounts.Trim();
+  EXPECT_EQ(mounts.known(), 1u);
+  used->reset();
+  for (int renewals = 0; renewals < 3; ++renewals) {
+    ASSERT_TRUE(mounts.Settle());
+    mounts.Trim();
+  }
+  ASSERT_TRUE(mounts.Settle());
+  EXPECT_EQ(mounts.known(), 0u);
+  EXPECT_TRUE(Listed("near").empty());
 }
 
 }  // namespace

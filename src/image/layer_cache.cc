@@ -147,6 +147,7 @@ bool LayerCache::Unchanged(const LayerId& id) {
       found->second.manifest != StampOf(manifest))
     return false;
   found->second.used = ++clock_;
+  static_cast<void>(::utimensat(dir_.get(), hex.c_str(), nullptr, 0));
   return true;
 }
 
@@ -199,11 +200,8 @@ Result<LocalLayer> LayerCache::Add(const LayerId& id, const Manifest& manifest, 
     DSEC_TRY(const auto copy,
              os::OpenAt(folder.get(), kMetaName, O_WRONLY | O_CREAT | O_EXCL, 0600));
     DSEC_TRY(const std::string digest, CopyAndHash(meta, copy.get()));
-    if (digest != manifest.meta.sha256) {
-      return Error(Code::kInternal, "layer.corrupt",
-                   fmt::format("{}: meta.erofs in the store has the digest {}, not {}", id.str(),
-                               digest, manifest.meta.sha256));
-    }
+    if (digest != manifest.meta.sha256)
+      return WrongDigest(id, kMetaName, digest, manifest.meta.sha256);
     if (::fsync(copy.get()) != 0) return StoreError("fsync the local copy of a layer");
   }
   DSEC_FAULT_POINT("layer.cache.before_rename");

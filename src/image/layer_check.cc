@@ -22,9 +22,7 @@ Result<void> CheckFile(const LayerId& id, const char* name, const os::UniqueFd& 
                        const FileDigest& expected, const std::function<bool(uint64_t)>& proceed) {
   DSEC_TRY(const std::string found, Sha256File(file.get(), proceed));
   if (found == expected.sha256) return Ok();
-  return Error(
-      Code::kInternal, "layer.corrupt",
-      fmt::format("{}: {} has the digest {}, not {}", id.str(), name, found, expected.sha256));
+  return WrongDigest(id, name, found, expected.sha256);
 }
 
 uint64_t Blocks(const std::string& path) {

@@ -33,6 +33,11 @@ Result<os::UniqueFd> OpenOnRoot(int dirfd, const char* name, int flags) {
 
 std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
 
+Error WrongDigest(const LayerId& id, std::string_view file, std::string_view found,
+                  std::string_view expected) {
+  return Corrupt(id, fmt::format("{} has the digest {}, not {}", file, found, expected));
+}
+
 Result<LayerFiles> OpenLayer(int blobs, const LayerId& id, bool with_meta) {
   const std::string hex = HexOf(id);
   const Error gone(Code::kNotFound, "layer.not_found",

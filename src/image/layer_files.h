@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "base/id.h"
 #include "base/result.h"
@@ -24,6 +25,10 @@ struct LayerFiles {
   os::UniqueFd meta;
   os::UniqueFd blob;
 };
+
+// kInternal "layer.corrupt": a file of the layer in the store has not the digest of its manifest.
+Error WrongDigest(const LayerId& id, std::string_view file, std::string_view found,
+                  std::string_view expected);
 
 // Opens the files of a layer below `blobs` and checks manifest and sizes against its id; the
 // metadata only if `with_meta`. Blocking, on the file system of the store. kNotFound

@@ -65,11 +65,8 @@ Result<bool> Readable(const std::string& root, const MountedLayer::Blob& blob) {
 Result<void> CheckMeta(const LayerId& id, const LayerFiles& files) {
   auto digest = Sha256File(files.meta.get(), nullptr);
   if (!digest.ok()) return RootError(std::move(digest).error());
-  if (*digest != files.manifest.meta.sha256) {
-    return Error(Code::kInternal, "layer.corrupt",
-                 fmt::format("{}: meta.erofs in the store has the digest {}, not {}", id.str(),
-                             *digest, files.manifest.meta.sha256));
-  }
+  if (*digest != files.manifest.meta.sha256)
+    return WrongDigest(id, kMetaName, *digest, files.manifest.meta.sha256);
   return CheckSuperblock(files.meta.get());
 }
 
@@ -441,6 +438,11 @@ Result<bool> LayerMounts::StillThere(const std::shared_ptr<Slot>& slot, const Mo
 size_t LayerMounts::idle() const {
   const std::lock_guard lock(state_->mutex);
   return state_->kept.size();
+}
+
+size_t LayerMounts::known() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->slots.size();
 }
 
 size_t LayerMounts::mounted() const {

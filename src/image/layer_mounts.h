@@ -118,6 +118,8 @@ class LayerMounts {
   std::shared_ptr<const void> AcquireLater(const LayerId& id);
   // Layers in use through this object now.
   size_t mounted() const;
+  // Layers that it has notes of: those in use, and those asked for since the last Trim.
+  size_t known() const;
   // Mounts that are kept without a use.
   size_t idle() const;
   // What the thread does: ends what is kept of layers that have been removed or were not used for

@@ -86,9 +86,20 @@ struct LayerMounts::State {
 
   std::shared_ptr<Slot> SlotOf(const LayerId& id) {
     const std::lock_guard lock(mutex);
+    ever_used = true;
     auto& entry = slots[id];
     if (entry == nullptr) entry = std::make_shared<Slot>();
     return entry;
+  }
+  // Forgets layers that are not in use: nobody can get at a slot of which this has the only hold.
+  void DropIdleSlots() {
+    const std::lock_guard lock(mutex);
+    std::erase_if(slots, [](const auto& item) {
+      if (item.second.use_count() != 1) return false;
+      const std::unique_lock idle(item.second->mutex,
+                                  std::try_to_lock);  // others lock the slot first
+      return idle.owns_lock() && item.second->mount.expired();
+    });
   }
 
   // nullopt: there is none. With `blob` one of another file has become useless, and goes.
@@ -172,8 +183,9 @@ struct LayerMounts::State {
   RootThreads closers;
   RootLane releases;  // of holds
   mutable std::mutex mutex;
-  std::map<LayerId, std::shared_ptr<Slot>> slots;
-  std::list<Kept> kept;  // most recently used first
+  std::map<LayerId, std::shared_ptr<Slot>> slots;  // of layers in use or asked for lately
+  bool ever_used = false;                          // so the store is or was there
+  std::list<Kept> kept;                            // most recently used first
   std::list<Kept> left;
   std::vector<std::weak_ptr<Owed>> owed;
   size_t keep;

@@ -41,8 +41,10 @@ void LayerMounts::GiveOwed() {
 void LayerMounts::Trim() {
   std::set<LayerId> ids;
   std::list<Kept> given_up;  // after the lock
+  bool used = false;
   {
     const std::lock_guard lock(state_->mutex);
+    used = state_->ever_used;
     if (state_->lease && state_->lease->lost()) given_up.swap(state_->kept);
     given_up.splice(given_up.end(), state_->left);  // those of an outage that is over, perhaps
     const MonoTime now = Clock::System().Mono();
@@ -51,11 +53,7 @@ void LayerMounts::Trim() {
     for (const Kept& kept : state_->kept) ids.insert(kept.info.id);
   }
   state_->End(std::move(given_up));
-  bool used = false;
-  {
-    const std::lock_guard lock(state_->mutex);
-    used = !state_->slots.empty();
-  }
+  state_->DropIdleSlots();
   if (!used) return;  // the store may not be there yet
   RenewLease();
   GiveOwed();

@@ -165,8 +165,8 @@ Result<void> LayerStore::FinishInterrupted(int work) const {
   auto known = catalog_->Find("sha256:" + *hex);
   if (known.ok()) return Ok();
   if (known.error().code() != Code::kNotFound) return std::move(known).error();
-  DSEC_TRY(const bool wait, FilesMustStay(LayerId("sha256:" + *hex)));
-  return wait ? Condemn(*hex) : os::RemoveTree(blobs_fd_.get(), hex->c_str());
+  DSEC_TRY(const LeaseUse use, LeaseUseOf(LayerId("sha256:" + *hex)));
+  return use.files_stay ? Condemn(*hex) : os::RemoveTree(blobs_fd_.get(), hex->c_str());
 }
 
 Result<void> LayerStore::Reindex() {
@@ -375,8 +375,8 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
   existed = Intact(hex, manifest);
   if (!existed) {
     // A damaged copy is moved out of the way; whoever has it mounted keeps its files.
-    DSEC_TRY(const bool wait, FilesMustStay(layer.id));
-    if (wait) {
+    DSEC_TRY(const LeaseUse use, LeaseUseOf(layer.id));
+    if (use.files_stay) {
       DSEC_TRY_VOID(Condemn(hex));
     } else if (::renameat(blobs_fd_.get(), hex.c_str(), dir, "damaged") != 0 && errno != ENOENT) {
       return StoreError("move a damaged layer away");
@@ -424,8 +424,9 @@ Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
     DSEC_TRY(const bool used, in_use(layer.id));
     if (used) return LayerInUse(layer.id, "a sandbox");
   }
-  DSEC_TRY(const bool wait, FilesMustStay(layer.id));
-  return RemoveLocked(layer.id, work, wait).Context("remove {}", Printable(ref));
+  DSEC_TRY(const LeaseUse use, LeaseUseOf(layer.id));
+  if (!use.elsewhere.empty()) return LayerInUse(layer.id, "node " + use.elsewhere);
+  return RemoveLocked(layer.id, work, use.files_stay).Context("remove {}", Printable(ref));
 }
 
 }  // namespace dsec::image

@@ -140,7 +140,12 @@ class LayerStore {
                        const std::optional<LayerName>& name, bool& existed);
   bool Intact(const std::string& hex, const Manifest& manifest) const;
   Result<void> RemoveLocked(const LayerId& id, const WorkDir& work, bool condemn);
-  Result<bool> FilesMustStay(const LayerId& id) const;
+  // What the leases say of a layer.
+  struct LeaseUse {
+    std::string elsewhere;    // a node of another machine, whose locks need not be seen here
+    bool files_stay = false;  // after a removal: listed, or another machine may be about to
+  };
+  Result<LeaseUse> LeaseUseOf(const LayerId& id) const;
   Result<void> Condemn(const std::string& hex) const;
   Result<void> CollectUnnamed(const CollectOptions& options, CollectReport& report);
   Result<void> DeleteCondemned(const CollectOptions& options, CollectReport& report) const;

@@ -274,7 +274,8 @@ struct NodeLease::State {
       DSEC_TRY(const auto present, ReadLease(dir.get(), node));
       if (present && present->epoch != epoch) return Taken();
     }
-    if (epoch.empty()) DSEC_TRY_VOID(Own(dir.get()));
+    const bool first = epoch.empty();
+    if (first) DSEC_TRY_VOID(Own(dir.get()));
     Lease lease{node, epoch, boot_id, MachineId(), UnixMillis(clock.Wall()), {}};
     {
       const std::lock_guard lock(mutex);
@@ -286,8 +287,11 @@ struct NodeLease::State {
       for (const auto& [id, count] : pins) lease.layers.insert(id);
     }
     const std::string name = node + std::string(kLeaseEnd);
-    if (auto written = Replace(dir.get(), name, lease.Encode()); !written.ok())
+    if (auto written = Replace(dir.get(), name, lease.Encode()); !written.ok()) {
+      // The file may still be that of the epoch before, which must not be taken for another's.
+      if (first) epoch.clear();
       return RootError(std::move(written).error());
+    }
     // Forgotten meanwhile: the layer may be gone before it is opened.
     DSEC_TRY(const std::string forgotten, ForgottenEpoch(dir.get(), node));
     const std::lock_guard lock(mutex);
@@ -358,6 +362,9 @@ Result<void> NodeLease::Renew() {
     if (!state_->epoch.empty() && ++state_->renewals >= kCarriedRenewals) {
       std::erase_if(state_->carried,
                     [&](const LayerId& id) { return !state_->missed.contains(id); });
+      // Of no use for others.
+      std::erase_if(state_->missed,
+                    [&](const LayerId& id) { return !state_->carried.contains(id); });
     }
     std::set<LayerId> unused;
     for (const LayerId& id : state_->durable) {

@@ -87,7 +87,9 @@ bool RootThreads::Start(std::function<void()> call) {
     return true;
   }
   try {
-    std::thread([state = state_, call]() mutable { state->Work(std::move(call)); }).detach();
+    std::thread([state = state_, call = std::move(call)]() mutable {
+      state->Work(std::move(call));
+    }).detach();
     return true;
   } catch (const std::system_error&) {  // no room for a thread
     {

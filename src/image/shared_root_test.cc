@@ -18,6 +18,7 @@
 #include "image/layer_mounts.h"
 #include "image/layer_store.h"
 #include "image/testing/archives.h"
+#include "image/testing/harness.h"
 #include "os/file.h"
 
 namespace dsec::image {
@@ -25,8 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-using testing::File;
-using testing::MakeTar;
 
 constexpr char kOpenPoint[] = "layer.mount.before_open";
 
@@ -44,15 +43,9 @@ class SharedRootTest : public ::testing::Test {
   std::string Copies() const { return folder_.path() + "/copies"; }
 
   LayerId Build(const std::string& content, const std::string& name = "") {
-    const std::string tar = folder_.path() + "/layer.tar";
-    testing::WriteFile(tar, MakeTar({File("file", content)}));
-    BuildRequest request;
-    request.name = name;
-    request.source = SourceKind::kTar;
-    request.path = tar;
-    auto built = store_->Build(request, nullptr);
+    const auto built = testing::BuildOneFile(*store_, content, name);
     EXPECT_TRUE(built.ok()) << built.error().ToString();
-    return built.ok() ? built->layer.id : LayerId();
+    return built.ok() ? *built : LayerId();
   }
 
   LayerMountOptions Options() const {

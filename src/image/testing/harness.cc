@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "image/tar_source.h"
+#include "image/testing/archives.h"
 #include "image/testing/unpacker.h"
 #include "os/file.h"
 #include "os/mount.h"
@@ -37,6 +38,18 @@ Result<std::span<const uint8_t>> TextSource::Read() {
   const std::span<const uint8_t> piece(reinterpret_cast<const uint8_t*>(data_.data()) + at_, step);
   at_ += step;
   return piece;
+}
+
+Result<LayerId> BuildOneFile(LayerStore& store, const std::string& content,
+                             const std::string& name) {
+  DSEC_TRY(const auto folder, os::TempDir::Create("dsec-timg-"));
+  BuildRequest request;
+  request.name = name;
+  request.source = SourceKind::kTar;
+  request.path = folder.path() + "/layer.tar";
+  WriteFile(request.path, MakeTar({File("file", content)}));
+  DSEC_TRY(const BuildReport built, store.Build(request, nullptr));
+  return built.layer.id;
 }
 
 Result<BuiltImage> BuildImage(const std::string& folder, const std::vector<std::string>& tars,

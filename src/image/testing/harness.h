@@ -11,6 +11,7 @@
 #include "image/content_order.h"
 #include "image/entry.h"
 #include "image/erofs_writer.h"
+#include "image/layer_store.h"
 #include "image/tree_builder.h"
 #include "os/unique_fd.h"
 
@@ -28,6 +29,10 @@ class TextSource : public ByteSource {
   size_t piece_;
   size_t at_ = 0;
 };
+
+// A base with one file, called "file", in the store.
+Result<LayerId> BuildOneFile(LayerStore& store, const std::string& content,
+                             const std::string& name = "");
 
 struct BuiltImage {
   MetaImage meta;
