@@ -122,7 +122,7 @@ TEST(CommandLine, BadWords_FailAndAreNamed) {
 TEST(CommandLine, NoPlatform_SaysWhatToDo) {
   std::string out;
   EXPECT_EQ(RunCli({"ps", "--url", "unix:/nonexistent/socket", "--api-key", "k"}, &out), 125);
-  EXPECT_NE(out.find("client.connection"), std::string::npos);
+  EXPECT_NE(out.find("client.unreachable"), std::string::npos);
   EXPECT_NE(out.find("dsec up"), std::string::npos);
   EXPECT_EQ(RunCli({"version"}, &out), 0);
 }

@@ -51,7 +51,7 @@ int Fail(const Error& error) {
   std::string line = fmt::format("{}: {}", error.reason(), error.message());
   if (!error.field().empty()) line += fmt::format(" (field {})", error.field());
   std::fprintf(stderr, "dsec: %s\n", Clean(line).c_str());
-  if (error.reason() == "client.connection") {
+  if (error.reason() == "client.unreachable" || error.reason() == "client.connection") {
     std::fprintf(stderr, "dsec: is the platform running? start it with `dsec up`\n");
   } else if (error.reason() == "layer.not_found") {
     std::fprintf(stderr, "dsec: `dsec layer ls` lists what there is\n");

@@ -288,7 +288,11 @@ Task<std::unique_ptr<Link>> Client::Impl::Connect(Deadline deadline) {
     co_return Error(Code::kDeadlineExceeded, "client.timeout",
                     fmt::format("no connection to {} in time", name));
   }
-  if (failure) co_return FromSystem(failure, "connect to " + name);
+  if (failure == asio::error::operation_aborted) co_return FromSystem(failure, "connect");
+  if (failure) {
+    co_return Error(Code::kUnavailable, "client.unreachable",
+                    fmt::format("connect to {}: {}", name, failure.message()));
+  }
   co_return std::make_unique<Link>(std::move(socket));
 }
 

@@ -54,11 +54,11 @@ class ReplyStream {
 };
 
 // HTTP/1.1 client with a pool of connections to one server. Lives on one shard; any number of calls
-// at once. Must outlive its streams. kUnavailable "client.connection": no connection, or it broke
-// before the whole reply; kDeadlineExceeded "client.timeout"; kInternal "client.protocol": what
-// came was not HTTP. A reply with an error status is a reply (see error_body.h). Nothing is sent
-// twice, except when a kept connection turns out to be closed before the first byte of the reply to
-// a GET.
+// at once. Must outlive its streams. kUnavailable "client.unreachable": no connection, so nothing
+// was sent; kUnavailable "client.connection": it broke before the whole reply; kDeadlineExceeded
+// "client.timeout"; kInternal "client.protocol": what came was not HTTP. A reply with an error
+// status is a reply (see error_body.h). Nothing is sent twice, except when a kept connection turns
+// out to be closed before the first byte of the reply to a GET.
 class Client {
  public:
   // kInvalidArgument "client.endpoint".

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
-#include <set>
 #include <utility>
 
 #include "base/log.h"
 #include "runtime/async_event.h"
+#include "store/rules.h"
 
 namespace dsec::store {
 namespace {
@@ -15,15 +15,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int64_t kSchemaVersion = 1;
-constexpr size_t kMaxKey = 1024;
-constexpr size_t kMaxValue = 1 << 20;
-constexpr size_t kMaxBatch = 128;
-constexpr uint32_t kMaxPage = 1000;
 constexpr uint64_t kMaxChanges = 1000;
 constexpr size_t kQueue = 4096;
 constexpr milliseconds kTick{250};
-constexpr milliseconds kMinTtl{1'000};
-constexpr milliseconds kMaxTtl{86'400'000};
 
 constexpr const char* kSchema =
     "CREATE TABLE IF NOT EXISTS entries("
@@ -37,62 +31,7 @@ constexpr const char* kSchema =
     "NULL, value BLOB NOT NULL);"
     "CREATE INDEX IF NOT EXISTS history_revision ON history(revision);";
 
-Error TooLarge(std::string message) {
-  return Error(Code::kInvalidArgument, "store.too_large", std::move(message));
-}
-Error NoLease(LeaseId lease) {
-  return Error(Code::kNotFound, "store.lease",
-               fmt::format("lease {} has ended or never was", lease));
-}
-
-Result<void> CheckKey(const std::string& key) {
-  if (key.empty() || key.size() > kMaxKey) {
-    return TooLarge(fmt::format("a key has 1..{} bytes, not {}", kMaxKey, key.size()));
-  }
-  return Ok();
-}
-
-Result<void> CheckBatch(const std::vector<Condition>& conditions,
-                        const std::vector<Write>& writes) {
-  if (conditions.size() > kMaxBatch || writes.size() > kMaxBatch) {
-    return TooLarge(
-        fmt::format("a transaction has at most {} conditions and {} writes", kMaxBatch, kMaxBatch));
-  }
-  for (const Condition& condition : conditions) DSEC_TRY_VOID(CheckKey(condition.key));
-  std::set<std::string_view> keys;
-  for (const Write& write : writes) {
-    DSEC_TRY_VOID(CheckKey(write.key));
-    if (write.value.has_value() && write.value->size() > kMaxValue) {
-      return TooLarge(
-          fmt::format("a value has at most {} bytes, not {}", kMaxValue, write.value->size()));
-    }
-    if (!keys.insert(write.key).second) {
-      return Error(Code::kInvalidArgument, "store.duplicate",
-                   "a key is written twice in one transaction");
-    }
-  }
-  return Ok();
-}
-
 }  // namespace
-
-KeyRange KeyRange::Prefix(std::string prefix) {
-  std::string end = prefix;
-  while (!end.empty() && static_cast<unsigned char>(end.back()) == 0xff) end.pop_back();
-  if (end.empty()) return {std::move(prefix), std::string(kMaxKey + 1, '\xff')};
-  end.back() = static_cast<char>(static_cast<unsigned char>(end.back()) + 1);
-  return {std::move(prefix), std::move(end)};
-}
-
-runtime::Task<Revision> Store::Put(std::string key, std::string value,
-                                   std::optional<Revision> expected, LeaseId lease,
-                                   runtime::Deadline deadline) {
-  std::vector<Condition> conditions;
-  if (expected.has_value()) conditions.push_back({key, *expected});
-  std::vector<Write> writes;
-  writes.push_back({std::move(key), std::move(value), lease});
-  return Commit(std::move(conditions), std::move(writes), deadline);
-}
 
 // One who watches, woken after each transaction that changed something.
 struct SqliteStore::Waiter {
@@ -183,16 +122,14 @@ runtime::Task<std::optional<Entry>> SqliteStore::Get(std::string key, runtime::D
 }
 
 runtime::Task<Page> SqliteStore::Range(KeyRange range, uint32_t limit, runtime::Deadline deadline) {
-  if (limit == 0 || limit > kMaxPage) {
-    co_return TooLarge(fmt::format("a page has 1..{} entries, not {}", kMaxPage, limit));
-  }
+  DSEC_CO_TRY_VOID(CheckPage(limit));
   auto read = [this, range = std::move(range), limit] { return Read(range, limit); };
   co_return co_await thread_->Run(std::move(read), deadline);
 }
 
 runtime::Task<Revision> SqliteStore::Commit(std::vector<Condition> conditions,
                                             std::vector<Write> writes, runtime::Deadline deadline) {
-  DSEC_CO_TRY_VOID(CheckBatch(conditions, writes));
+  DSEC_CO_TRY_VOID(CheckCommit(conditions, writes));
   auto apply = [this, conditions = std::move(conditions),
                 writes = std::move(writes)]() -> Result<Revision> {
     DSEC_TRY_VOID(EndExpired());
@@ -202,11 +139,7 @@ runtime::Task<Revision> SqliteStore::Commit(std::vector<Condition> conditions,
 }
 
 runtime::Task<LeaseId> SqliteStore::Grant(milliseconds ttl, runtime::Deadline deadline) {
-  if (ttl < kMinTtl || ttl > kMaxTtl) {
-    co_return Error(Code::kInvalidArgument, "store.ttl",
-                    fmt::format("a lease has {}..{} ms, not {}", kMinTtl.count(), kMaxTtl.count(),
-                                ttl.count()));
-  }
+  DSEC_CO_TRY_VOID(CheckTtl(ttl));
   auto grant = [this, ttl]() -> Result<LeaseId> {
     const LeaseId id = next_lease_;
     DSEC_TRY_VOID(add_lease_.Bind(1, static_cast<int64_t>(id))
@@ -311,9 +244,7 @@ Result<Revision> SqliteStore::Apply(const std::vector<Condition>& conditions,
     DSEC_TRY(const auto entry, Find(condition.key));
     const Revision version = entry.has_value() ? entry->version : 0;
     if (version != condition.version) {
-      return Error(Code::kConflict, "store.version",
-                   fmt::format("key \"{}\" is at version {}, not {}", condition.key, version,
-                               condition.version));
+      return WrongVersion(condition.key, version, condition.version);
     }
   }
   const Revision revision = revision_ + 1;

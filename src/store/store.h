@@ -65,14 +65,15 @@ struct Changes {
 // A small strongly consistent key-value store: the control state of a cluster. Every transaction is
 // atomic, durable as far as its implementation says, and seen by all that begin after it ended.
 // Thread-safe; a call resumes on the caller's shard. Keys: 1..1024 bytes; values: at most 1 MiB; a
-// transaction: at most 128 conditions and 128 writes. Beyond: kInvalidArgument store.too_large.
-// kUnavailable store.*: nothing is known about the outcome of a write. kDeadlineExceeded: nor here.
+// transaction: at most 128 conditions and 128 writes, and 1,179,648 bytes of keys and values.
+// Beyond: kInvalidArgument store.too_large. kUnavailable store.*: nothing is known about the
+// outcome of a write. kDeadlineExceeded: nor here.
 class Store {
  public:
   virtual ~Store() = default;
 
   virtual runtime::Task<std::optional<Entry>> Get(std::string key, runtime::Deadline deadline) = 0;
-  // At most `limit` (1..1000) entries.
+  // At most `limit` (1..1000) entries; fewer, with `more` set, when they are large.
   virtual runtime::Task<Page> Range(KeyRange range, uint32_t limit, runtime::Deadline deadline) = 0;
   // All writes if every condition holds, and the new revision; else kConflict store.version, which
   // names the key that was found at another version. kNotFound store.lease: a write names a lease

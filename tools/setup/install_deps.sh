@@ -12,7 +12,7 @@ packages=(
   erofs-utils btrfs-progs e2fsprogs mount skopeo attr libcap2-bin
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap docker-registry g++
-  moosefs-master moosefs-chunkserver moosefs-client iproute2
+  moosefs-master moosefs-chunkserver moosefs-client etcd-server iproute2
   python3 python3-httpx python3-pytest python3-pytest-timeout python3-yaml python3-jsonschema python3-pip python3-venv
   # demo
   debootstrap dpkg-dev xz-utils ca-certificates curl
