@@ -261,6 +261,14 @@ def bench_fncall_trivial(figures, build):
                 per_second=measured["per_second"], workers=measured["workers"])
 
 
+def bench_placement(figures, build, wanted):
+    """What placement_bench prints (src/placement): the program makes its clusters itself, on virtual time."""
+    for line in subprocess.check_output([build / "bin" / "placement_bench"]).splitlines():
+        figure = json.loads(line)
+        if figure["name"] in wanted:
+            figures.add(figure["name"], figure["value"], figure["unit"], figure["baseline"], figure["ratio"], **figure["detail"])
+
+
 def limited_spawn_rate(program, runs=2000, concurrency=2):
     """Runs of a program a second by fork + exec with rlimits only, in so many processes."""
     limits = [(resource.RLIMIT_CPU, 10), (resource.RLIMIT_FSIZE, 1 << 28), (resource.RLIMIT_NOFILE, 4096)]
@@ -472,7 +480,8 @@ async def main():
 
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_python_warm_rate",
-             "fncall_cpp", "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff"]
+             "fncall_cpp", "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff",
+             "placement_rate", "placement_imbalance"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     named = [*names, *burst.FIGURES]
     unknown = wanted - set(named)
@@ -500,6 +509,8 @@ async def main():
                 await pack_diff.bench_pack_diff(figures, node, client)
         if "fncall_trivial" in wanted:
             bench_fncall_trivial(figures, arguments.build)
+        if wanted & {"placement_rate", "placement_imbalance"}:
+            bench_placement(figures, arguments.build, wanted)
         if "layer_build" in wanted:
             import layers as layer_benchmark
 
