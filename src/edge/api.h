@@ -83,17 +83,20 @@ class EdgeApi {
 
   // --- sandboxes ---
 
-  // Answers when the sandbox is RUNNING. A repeat of request_id with the same spec joins the create
-  // under way or answers the sandbox that it made, ended or not (`existed`); with another spec
-  // kAlreadyExists create.request_id_reused. A name in use by a live sandbox: kAlreadyExists
-  // sandbox.name_in_use. No room: kResourceExhausted capacity.<resource>, nothing is recorded (see
-  // RetryAfter). Deleted while it was being made: kGone. A create that failed leaves an ended
-  // record but does not use up its request_id: the same request may be sent again. It goes on when
-  // the deadline of the caller passes.
+  // Answers when the sandbox is RUNNING. request_id and name are the project's own. The project's
+  // quota is kResourceExhausted quota.<resource>. A repeat of request_id with the same spec joins
+  // the create under way or answers the sandbox that it made, ended or not (`existed`); with
+  // another spec kAlreadyExists create.request_id_reused. A name in use by a live sandbox:
+  // kAlreadyExists sandbox.name_in_use. No room: kResourceExhausted capacity.<resource>, nothing is
+  // recorded (see RetryAfter). Deleted while it was being made: kGone. A create that failed leaves
+  // an ended record but does not use up its request_id: the same request may be sent again. It goes
+  // on when the deadline of the caller passes.
   virtual runtime::Task<Created> Create(v1::CreateRequest request, runtime::Deadline deadline) = 0;
 
   // Live and ended; reads are not activity.
   virtual runtime::Task<v1::SandboxView> Get(SandboxId id, runtime::Deadline deadline) = 0;
+  // The project that it belongs to, as its record holds it (empty: the root). Live and ended.
+  virtual runtime::Task<std::string> ProjectOf(SandboxId id) = 0;
   // In order of id, which is order of creation. A token continues after the last id of its page:
   // whatever lives throughout is seen exactly once. kInvalidArgument list.page_token /
   // list.page_size.
@@ -193,5 +196,7 @@ class EdgeApi {
 // How long a client should wait before it repeats a request that failed with `error`; for the
 // Retry-After header.
 std::chrono::seconds RetryAfter(const Error& error);
+// kNotFound "sandbox.not_found".
+Error NotFoundError(std::string_view id);
 
 }  // namespace dsec::edge

@@ -13,6 +13,7 @@ namespace dsec::edge {
 namespace {
 
 constexpr size_t kMaxPrincipal = 256;
+constexpr std::chrono::milliseconds kQuotaTime{5'000};  // of asking the store for a slice
 
 Result<void> CheckText(std::string_view text, std::string_view field) {
   if (text.size() > kMaxPrincipal || !IsUtf8(text)) {
@@ -99,11 +100,12 @@ runtime::Task<Created> Edge::Create(v1::CreateRequest request, runtime::Deadline
   if (!pass) co_return StoppingError();
   DSEC_CO_TRY_VOID(CheckCreate(request, options_.node_id));
   std::string digest = CreateDigest(request);
-  if (auto holder = registry_.FindRequest(request.request_id())) {
+  const std::string request_key = RequestKey(request.project(), request.request_id());
+  if (auto holder = registry_.FindRequest(request_key)) {
     co_return co_await Join(std::move(holder), std::move(digest), true, deadline);
   }
   const std::string request_id = request.request_id();
-  auto find = [this, request_id] { return store_->FindByRequest(request_id); };
+  auto find = [this, request_key] { return store_->FindByRequest(request_key); };
   auto known = co_await store_thread_->Run(std::move(find), runtime::Deadline::Never());
   if (!known.ok()) co_return std::move(known).error();
   // One that is on record as live entered the registry, or ended, while we looked.
@@ -129,7 +131,7 @@ runtime::Task<Created> Edge::Create(v1::CreateRequest request, runtime::Deadline
   record.set_next_event_seq(1);
   const auto executor = shards_.For(record.id());
   auto sandbox = std::make_shared<Sandbox>(executor, std::move(record));
-  sandbox->ticket = std::make_shared<FairQueue::Ticket>(executor);
+  sandbox->ticket = std::make_shared<FairQueue::Ticket>(executor, request.project());
   DSEC_CO_TRY(auto holder, registry_.Enter(sandbox));
   if (holder == sandbox) {
     const auto room_by = runtime::Deadline::After(
@@ -226,7 +228,46 @@ boost::asio::awaitable<void> Edge::RunCreate(SandboxPtr sandbox, runtime::Deadli
             {{"sandbox_id", sandbox->id()}, {"request_id", record->request_id()}});
 }
 
+iam::Amounts Edge::AmountsOf(const v1::SandboxRecord& record) {
+  const v1::Limits& limits = record.spec().limits();
+  return {{1, 0, limits.cpu_millis(), limits.memory_bytes(), limits.disk_bytes()}};
+}
+
+// Charges the sandbox to its project, and waits for that in a line of the project.
+runtime::Task<void> Edge::TakeQuota(SandboxPtr sandbox, runtime::Deadline room_by) {
+  iam::QuotaKeeper& quota = *options_.quota;
+  const auto record = sandbox->record();
+  DSEC_CO_TRY(const auto project, iam::ProjectPath::FromRecord(record->project()));
+  iam::Amounts amounts = AmountsOf(*record);
+  amounts[iam::Resource::kCreating] = 1;
+  if (!quota_lines_.Waits(record->project())) {
+    auto taken = co_await quota.Reserve(project, amounts, runtime::Deadline::After(kQuotaTime));
+    if (taken.ok()) {
+      sandbox->charge = *std::move(taken);
+      co_return Ok();
+    }
+    const bool waits = taken.error().code() == Code::kResourceExhausted && !room_by.Expired();
+    if (!waits) co_return std::move(taken).error();
+  }
+  FairQueue::Take take = [&]() -> Result<void> {
+    DSEC_TRY(sandbox->charge, quota.TryReserve(project, amounts));
+    return Ok();
+  };
+  auto entered = co_await quota_lines_.Enter(record->project(), sandbox->ticket, take, room_by);
+  co_return entered;
+}
+
 runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room_by) {
+  if (options_.quota != nullptr) {
+    const MonoTime quota_start = std::chrono::steady_clock::now();
+    auto charged = co_await TakeQuota(sandbox, room_by);
+    if (!charged.ok()) {
+      if (charged.error().code() == Code::kResourceExhausted)
+        metrics_.Refusals(charged.error().reason()).Add();
+      co_return charged;
+    }
+    sandbox->Change([&](v1::SandboxRecord& record) { AddPhase(record, "quota", quota_start); });
+  }
   const MonoTime start = std::chrono::steady_clock::now();
   FairQueue::Take take = [this, &sandbox]() -> Result<void> {
     DSEC_TRY(sandbox->place, admission_.TryEnter());
@@ -292,6 +333,7 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
                                            runtime::Deadline::After(options_.create_timeout));
   gate->Close();
   sandbox->place.Settle();
+  sandbox->charge.Settle();
   // What exists on the host by now must be known to what removes it.
   sandbox->Change([&](v1::SandboxRecord& record) { record = made; });
   if (!instance.ok()) {
@@ -352,6 +394,7 @@ boost::asio::awaitable<void> Edge::EndCreate(SandboxPtr sandbox, Error error) {
   if (!sandbox->recorded && !sandbox->doomed()) {
     // Nothing of it exists anywhere, and nothing of it remains.
     sandbox->place.Release();
+    sandbox->charge.Release();
     registry_.Remove(*sandbox);
     sandbox->create_done = true;
     sandbox->ended = true;

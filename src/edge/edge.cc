@@ -83,6 +83,12 @@ Result<std::unique_ptr<RecordStore>> OpenStore(const EdgeOptions& options,
   return store;
 }
 
+// Whether a project is another or lies below it; the root's name in records is empty.
+bool Below(std::string_view project, std::string_view above) {
+  return above.empty() || (project.starts_with(above) &&
+                           (project.size() == above.size() || project[above.size()] == '/'));
+}
+
 bool Matches(const v1::SandboxRecord& record, const v1::ListRequestAll& request) {
   const auto& states = request.states();
   if (states.empty()) {
@@ -92,6 +98,12 @@ bool Matches(const v1::SandboxRecord& record, const v1::ListRequestAll& request)
   }
   if (!request.name().empty() && record.spec().name() != request.name()) return false;
   if (!request.project().empty() && record.project() != request.project()) return false;
+  const auto holds = [&](const std::string& above) { return Below(record.project(), above); };
+  if (!request.within().empty() &&
+      std::none_of(request.within().begin(), request.within().end(), holds)) {
+    return false;
+  }
+  if (std::any_of(request.not_within().begin(), request.not_within().end(), holds)) return false;
   const auto& labels = record.spec().labels();
   return std::all_of(request.labels().begin(), request.labels().end(), [&](const auto& wanted) {
     const auto it = labels.find(wanted.first);
@@ -125,6 +137,7 @@ Edge::Edge(EdgeOptions options, runtime::Shards& shards, Backends backends,
       backends_(std::move(backends)),
       metrics_(*options_.metrics),
       store_(std::move(store)),
+      quota_lines_(options_.admission.max_waiting, kRoomRetry),
       room_queue_("capacity.queue", options_.admission.max_waiting, kRoomRetry),
       turns_("capacity.creates", options_.admission.creates_at_once,
              options_.admission.max_waiting),
@@ -147,6 +160,7 @@ void Edge::LetGo() {
   stopping_ = true;
   // What is destroyed from here on must not wake anything: its shard may be gone before it.
   let_go_ = true;
+  quota_lines_.Close();
   room_queue_.Close();
   turns_.Close();
   adoptions_.Close();
@@ -348,6 +362,12 @@ runtime::Task<v1::SandboxView> Edge::Get(SandboxId id, runtime::Deadline) {
   }
   DSEC_CO_TRY(*view.mutable_record(), co_await FindEnded(id.str()));
   co_return view;
+}
+
+runtime::Task<std::string> Edge::ProjectOf(SandboxId id) {
+  if (const auto sandbox = registry_.Find(id.str())) co_return sandbox->record()->project();
+  DSEC_CO_TRY(const auto record, co_await FindEnded(id.str()));
+  co_return record.project();
 }
 
 runtime::Task<v1::SandboxView> Edge::GetHere(SandboxPtr sandbox) {

@@ -14,6 +14,7 @@
 #include "edge/event_hub.h"
 #include "edge/metrics.h"
 #include "edge/options.h"
+#include "edge/quota_lines.h"
 #include "edge/record_store.h"
 #include "edge/registry.h"
 #include "edge/sandbox.h"
@@ -63,6 +64,8 @@ class Edge final : public EdgeApi {
   // After the shards were stopped: destroys what of this object lives on them.
   void LetGo();
 
+  // Quota may be there again; any thread, also while the Edge ends.
+  void QuotaFreed() { quota_lines_.Poke(); }
   // What the timers do when a deadline has come; for tests that move the clock by hand.
   void RunDue();
   // What is done each reconcile_period. The lines say what was removed from the host.
@@ -70,6 +73,7 @@ class Edge final : public EdgeApi {
 
   runtime::Task<Created> Create(v1::CreateRequest request, runtime::Deadline deadline) override;
   runtime::Task<v1::SandboxView> Get(SandboxId id, runtime::Deadline deadline) override;
+  runtime::Task<std::string> ProjectOf(SandboxId id) override;
   runtime::Task<v1::ListPage> List(v1::ListRequestAll request, runtime::Deadline deadline) override;
   runtime::Task<v1::SandboxView> Delete(v1::DeleteRequest request,
                                         runtime::Deadline deadline) override;
@@ -164,6 +168,9 @@ class Edge final : public EdgeApi {
   runtime::Task<v1::Usage> StatsHere(SandboxPtr sandbox);
 
   // --- create.cc ---
+  // What a live sandbox is charged with.
+  static iam::Amounts AmountsOf(const v1::SandboxRecord& record);
+  runtime::Task<void> TakeQuota(SandboxPtr sandbox, runtime::Deadline room_by);
   runtime::Task<Created> Join(SandboxPtr sandbox, std::string digest, bool existed,
                               runtime::Deadline deadline);
   runtime::Task<Created> JoinHere(SandboxPtr sandbox, bool existed, runtime::Deadline deadline);
@@ -256,6 +263,7 @@ class Edge final : public EdgeApi {
   const std::unique_ptr<RecordStore> store_;
   Registry registry_;
   EventHub hub_;
+  QuotaLines quota_lines_;
   FairQueue room_queue_;
   Semaphore turns_;      // creates that work
   Semaphore adoptions_;  // of recovery
@@ -276,8 +284,6 @@ inline constexpr std::string_view kEntrypointOp = "entrypoint";
 
 // kUnavailable "edge.stopping".
 Error StoppingError();
-// kNotFound "sandbox.not_found".
-Error NotFoundError(std::string_view id);
 // Ok for RUNNING, else what EdgeApi says for each state.
 Result<void> CheckRunning(const Sandbox& sandbox);
 // kGone "sandbox.ended.<cause>".

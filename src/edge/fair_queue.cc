@@ -6,6 +6,12 @@
 #include <utility>
 
 namespace dsec::edge {
+namespace {
+
+// Lanes of full length that fit together.
+constexpr size_t kLanesFull = 4;
+
+}  // namespace
 
 // A place in the line, left on destruction (the coroutine may be dropped while it waits).
 class FairQueue::InLine {
@@ -16,16 +22,29 @@ class FairQueue::InLine {
   InLine& operator=(const InLine&) = delete;
   ~InLine() {
     std::lock_guard lock(queue_.mutex_);
-    auto& line = queue_.line_;
-    const auto it = std::find(line.begin(), line.end(), ticket_);
-    const bool head = it == line.begin();
-    line.erase(it);
+    const bool head = queue_.HeadLocked() == ticket_;
+    const auto lane = queue_.lanes_.find(ticket_->lane_);
+    auto& line = lane->second;
+    line.erase(std::find(line.begin(), line.end(), ticket_));
+    --queue_.waiting_;
+    auto& turns = queue_.turns_;
+    const auto turn = std::find(turns.begin(), turns.end(), ticket_->lane_);
+    if (line.empty()) {
+      queue_.lanes_.erase(lane);
+      turns.erase(turn);
+    } else if (served_) {
+      turns.erase(turn);
+      turns.push_back(ticket_->lane_);
+    }
     if (head) queue_.WakeHeadLocked();
   }
+  // It got what it stood here for: the next turn is that of another lane.
+  void Served() { served_ = true; }
 
  private:
   FairQueue& queue_;
   const std::shared_ptr<Ticket> ticket_;
+  bool served_ = false;
 };
 
 void FairQueue::Ticket::Cancel() {
@@ -42,24 +61,28 @@ runtime::Task<void> FairQueue::Enter(std::shared_ptr<Ticket> ticket, Take take,
   std::optional<InLine> place;
   {
     std::lock_guard lock(mutex_);
-    if (line_.empty()) {
+    if (waiting_ == 0) {
       auto taken = take();
       if (taken.ok() || taken.error().code() != Code::kResourceExhausted) co_return taken;
       refusal_ = std::move(taken).error();
     }
     if (deadline.Expired()) co_return RefusalLocked();
-    if (line_.size() >= max_waiting_) {
+    const auto lane = lanes_.find(ticket->lane_);
+    const size_t before = lane == lanes_.end() ? 0 : lane->second.size();
+    if (before >= max_waiting_ || waiting_ / kLanesFull >= max_waiting_) {
       co_return Error(Code::kResourceExhausted, full_reason_,
-                      fmt::format("{} requests wait already", line_.size()));
+                      fmt::format("{} requests wait already", std::max(before, waiting_)));
     }
-    line_.push_back(ticket);
+    if (lane == lanes_.end()) turns_.push_back(ticket->lane_);
+    lanes_[ticket->lane_].push_back(ticket);
+    ++waiting_;
     place.emplace(*this, ticket);
   }
   while (true) {
     bool head = false;
     {
       std::lock_guard lock(mutex_);
-      head = line_.front() == ticket;
+      head = HeadLocked() == ticket;
     }
     auto woken = co_await ticket->wake_.Wait(
         head ? deadline.Sooner(runtime::Deadline::After(retry_)) : deadline);
@@ -67,8 +90,9 @@ runtime::Task<void> FairQueue::Enter(std::shared_ptr<Ticket> ticket, Take take,
     if (ticket->cancelled_) co_return cancelled();
     ticket->wake_.Reset();
     std::lock_guard lock(mutex_);
-    if (line_.front() == ticket) {
+    if (HeadLocked() == ticket) {
       auto taken = take();
+      if (taken.ok()) place->Served();
       if (taken.ok() || taken.error().code() != Code::kResourceExhausted) co_return taken;
       refusal_ = std::move(taken).error();
     }
@@ -92,7 +116,7 @@ void FairQueue::Close() {
 }
 
 void FairQueue::WakeHeadLocked() {
-  if (!line_.empty() && !closed_) Wake(line_.front());
+  if (waiting_ > 0 && !closed_) Wake(HeadLocked());
 }
 
 void FairQueue::Wake(const std::shared_ptr<Ticket>& ticket) {
@@ -101,7 +125,7 @@ void FairQueue::Wake(const std::shared_ptr<Ticket>& ticket) {
 
 size_t FairQueue::waiting() const {
   std::lock_guard lock(mutex_);
-  return line_.size();
+  return waiting_;
 }
 
 }  // namespace dsec::edge

@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "runtime/async_event.h"
@@ -16,8 +18,9 @@
 
 namespace dsec::edge {
 
-// A line in front of something scarce: served in order of arrival, only its head tries.
-// Thread-safe; those who wait stay on their own shards.
+// A line in front of something scarce: only its head tries. One lane a project, each in order of
+// arrival; the lanes are served in turn, so that many of one project do not hold up a few of
+// another. Thread-safe; those who wait stay on their own shards.
 class FairQueue {
  public:
   // Takes the thing, or says why not: kResourceExhausted means "wait", any other code ends the
@@ -27,7 +30,8 @@ class FairQueue {
   // One who waits. Made on the shard where Enter will run.
   class Ticket {
    public:
-    explicit Ticket(runtime::Executor executor) : executor_(std::move(executor)) {}
+    explicit Ticket(runtime::Executor executor, std::string lane = {})
+        : executor_(std::move(executor)), lane_(std::move(lane)) {}
     // Ends the wait with kCancelled "queue.cancelled", now or when it begins. On the ticket's
     // shard.
     void Cancel();
@@ -35,12 +39,14 @@ class FairQueue {
    private:
     friend class FairQueue;
     const runtime::Executor executor_;
+    const std::string lane_;
     runtime::AsyncEvent wake_;
     bool cancelled_ = false;
   };
 
   // The head tries again after `retry` at the latest even when nobody pokes: for things whose
-  // return nobody announces.
+  // return nobody announces. `max_waiting` is that of one lane; all together are four times as
+  // many.
   FairQueue(std::string_view full_reason, size_t max_waiting, std::chrono::milliseconds retry)
       : full_reason_(full_reason), max_waiting_(max_waiting), retry_(retry) {}
 
@@ -57,6 +63,7 @@ class FairQueue {
   class InLine;
   static void Wake(const std::shared_ptr<Ticket>& ticket);
   void WakeHeadLocked();
+  const std::shared_ptr<Ticket>& HeadLocked() const { return lanes_.at(turns_.front()).front(); }
   Error RefusalLocked() const;
 
   const std::string_view full_reason_;
@@ -64,7 +71,9 @@ class FairQueue {
   const std::chrono::milliseconds retry_;
   mutable std::mutex mutex_;
   bool closed_ = false;
-  std::deque<std::shared_ptr<Ticket>> line_;
+  std::map<std::string, std::deque<std::shared_ptr<Ticket>>> lanes_;  // none is empty
+  std::deque<std::string> turns_;  // the lanes, the next to be served in front
+  size_t waiting_ = 0;
   std::optional<Error> refusal_;  // what the head was told last
 };
 

@@ -10,6 +10,7 @@
 #include "base/id.h"
 #include "base/metrics.h"
 #include "edge/record_store.h"
+#include "iam/quota_keeper.h"
 
 namespace dsec::edge {
 
@@ -51,6 +52,7 @@ struct EdgeOptions {
       250};  // for followers to read the end of their exec when it is stopped
   std::chrono::milliseconds max_stop_grace{300'000};
   std::chrono::milliseconds reconcile_period{60'000};
+  iam::QuotaKeeper* quota = nullptr;  // outlives the Edge; null: nothing is limited by project
   const Clock* clock = &Clock::System();
   metrics::Registry* metrics = &metrics::Registry::Global();
 };

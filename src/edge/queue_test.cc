@@ -106,6 +106,38 @@ TEST(Semaphore, FullLine_IsRefusedByName) {
   other.Stop();
 }
 
+// Many of one project wait, then one of another: it is served second, not last.
+TEST(FairQueue, Lanes_AreServedInTurn) {
+  runtime::Gate gate;
+  runtime::Shards shards(1);
+  FairQueue queue("capacity.queue", 10, seconds(30));
+  std::vector<std::string> served;
+  int room = 0;
+  std::promise<void> all;
+  const auto enter = [&](std::string lane) -> awaitable<void> {
+    auto ticket = std::make_shared<FairQueue::Ticket>(shards.at(0), lane);
+    FairQueue::Take take = [&]() -> Result<void> {
+      if (room == 0) return Error(Code::kResourceExhausted, "capacity.count", "full");
+      --room;
+      return Ok();
+    };
+    auto entered = co_await queue.Enter(ticket, std::move(take), Deadline::After(seconds(30)));
+    if (entered.ok()) served.push_back(lane);
+    if (served.size() == 5) all.set_value();
+  };
+  size_t waiting = 0;
+  for (const char* lane : {"a", "a", "a", "b", "c"}) {
+    Start(gate, shards.at(0), enter(lane));
+    ++waiting;
+    while (queue.waiting() < waiting) std::this_thread::yield();
+  }
+  boost::asio::post(shards.at(0), [&] { room = 5; });
+  queue.Poke();
+  all.get_future().wait();
+  shards.Stop();
+  EXPECT_THAT(served, ElementsAre("a", "b", "c", "a", "a"));
+}
+
 runtime::Task<void> CancelledWait(Semaphore& semaphore, runtime::Executor executor,
                                   runtime::Gate& gate) {
   auto ticket = TicketOn(executor);

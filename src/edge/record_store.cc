@@ -39,6 +39,11 @@ bool HoldsRequest(const v1::SandboxRecord& record) {
          record.stop().cause() != model::cause::kCreateFailed;
 }
 
+std::string RequestKey(std::string_view project, std::string_view request_id) {
+  if (project.empty()) return std::string(request_id);
+  return fmt::format("{}\n{}", project, request_id);
+}
+
 Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& path) {
   DSEC_TRY(auto database, store::Database::Open(path));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(database)));
@@ -104,6 +109,7 @@ Result<void> RecordStore::Save(const v1::SandboxRecord& record, std::span<const 
 Result<void> RecordStore::Write(store::Statement& statement, const v1::SandboxRecord& record,
                                 std::span<const v1::Event> events) {
   const std::string bytes = record.SerializeAsString();
+  const std::string request = RequestKey(record.project(), record.request_id());
   DSEC_FAULT_POINT("edge.store.before_write");
   {
     std::lock_guard lock(mutex_);
@@ -111,7 +117,7 @@ Result<void> RecordStore::Write(store::Statement& statement, const v1::SandboxRe
     const uint64_t first_seq = next_node_seq_;
     auto write = [&]() -> Result<void> {
       statement.Bind(1, record.id()).Bind(3, record.ended_unix_ms()).BindBlob(4, bytes);
-      if (HoldsRequest(record)) statement.Bind(2, record.request_id());
+      if (HoldsRequest(record)) statement.Bind(2, request);
       DSEC_TRY_VOID(statement.Run());
       if (database_.Changes() != 1) {
         return Error(Code::kInternal, "store.failed", "the record is not in the store");
@@ -149,8 +155,8 @@ Result<std::optional<v1::SandboxRecord>> RecordStore::Find(std::string_view id) 
   return FindBy(find_, id);
 }
 
-Result<std::optional<v1::SandboxRecord>> RecordStore::FindByRequest(std::string_view request_id) {
-  return FindBy(find_request_, request_id);
+Result<std::optional<v1::SandboxRecord>> RecordStore::FindByRequest(std::string_view request_key) {
+  return FindBy(find_request_, request_key);
 }
 
 Result<std::optional<v1::SandboxRecord>> RecordStore::FindBy(store::Statement& statement,

@@ -26,6 +26,9 @@ struct Retention {
 // Whether a repeat of the record's request_id is answered with the record. Not when its create has
 // failed: then the request may be sent again.
 bool HoldsRequest(const v1::SandboxRecord& record);
+// What stands for a request_id of a project among those of all. Of the root project it is the
+// request_id itself, as in records from before there were projects.
+std::string RequestKey(std::string_view project, std::string_view request_id);
 
 // The durable records and events of this node (edge.db). Thread-safe; every call is synchronous,
 // tens of microseconds, and may wait for the page cache: shards call it through a BlockingPool,
@@ -51,7 +54,7 @@ class RecordStore {
 
   Result<std::optional<v1::SandboxRecord>> Find(std::string_view id);
   // Never one for which HoldsRequest is false.
-  Result<std::optional<v1::SandboxRecord>> FindByRequest(std::string_view request_id);
+  Result<std::optional<v1::SandboxRecord>> FindByRequest(std::string_view request_key);
   // Every record that has not ended, in order of id.
   Result<std::vector<v1::SandboxRecord>> Live();
   // Ended records with an id after `after`, in order, at most `limit`.

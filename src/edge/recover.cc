@@ -37,6 +37,10 @@ runtime::Task<StartReport> Edge::StartHere(std::vector<v1::SandboxRecord> record
     const auto executor = shards_.For(record.id());
     auto sandbox = std::make_shared<Sandbox>(executor, std::move(record));
     sandbox->place = admission_.Readmit();
+    if (options_.quota != nullptr) {
+      DSEC_CO_TRY(const auto project, iam::ProjectPath::FromRecord(sandbox->record()->project()));
+      sandbox->charge = options_.quota->Readmit(project, AmountsOf(*sandbox->record()));
+    }
     sandbox->recorded = true;
     sandbox->create_done = true;
     sandbox->recovering = true;

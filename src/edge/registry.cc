@@ -28,44 +28,45 @@ std::shared_ptr<Sandbox> Registry::Find(std::string_view id) const {
   return FindIn(by_id_, id);
 }
 
-std::shared_ptr<Sandbox> Registry::FindRequest(std::string_view request_id) const {
+std::shared_ptr<Sandbox> Registry::FindRequest(std::string_view key) const {
   std::lock_guard lock(mutex_);
-  return FindIn(by_request_, request_id);
+  return FindIn(by_request_, key);
 }
 
 Result<std::shared_ptr<Sandbox>> Registry::Enter(std::shared_ptr<Sandbox> sandbox) {
   const auto record = sandbox->record();
   std::lock_guard lock(mutex_);
   const bool holds_request = HoldsRequest(*record);
-  if (auto holder = holds_request ? FindIn(by_request_, record->request_id()) : nullptr)
-    return holder;
+  const std::string request = RequestKey(record->project(), record->request_id());
+  if (auto holder = holds_request ? FindIn(by_request_, request) : nullptr) return holder;
   if (by_id_.contains(record->id())) {
     return Error(Code::kAlreadyExists, "sandbox.id_in_use", fmt::format("{} is live", record->id()))
         .WithField("sandbox_id");
   }
   const std::string& name = record->spec().name();
-  if (const auto holder = name.empty() ? nullptr : FindIn(by_name_, name)) {
+  const std::string name_key = RequestKey(record->project(), name);
+  if (const auto holder = name.empty() ? nullptr : FindIn(by_name_, name_key)) {
     return Error(Code::kAlreadyExists, "sandbox.name_in_use",
                  fmt::format("the live sandbox {} is named \"{}\"", holder->id(), name))
         .WithField("name");
   }
   by_id_.emplace(record->id(), sandbox);
-  if (holds_request) by_request_.emplace(record->request_id(), sandbox);
-  if (!name.empty()) by_name_.emplace(name, sandbox);
+  if (holds_request) by_request_.emplace(request, sandbox);
+  if (!name.empty()) by_name_.emplace(name_key, sandbox);
   return sandbox;
 }
 
 void Registry::FreeRequest(const Sandbox& sandbox) {
   const auto record = sandbox.record();
   std::lock_guard lock(mutex_);
-  EraseIf(by_request_, record->request_id(), sandbox);
+  EraseIf(by_request_, RequestKey(record->project(), record->request_id()), sandbox);
 }
 
 void Registry::Remove(const Sandbox& sandbox) {
   const auto record = sandbox.record();
   std::lock_guard lock(mutex_);
-  EraseIf(by_request_, record->request_id(), sandbox);
-  EraseIf(by_name_, record->spec().name(), sandbox);
+  EraseIf(by_request_, RequestKey(record->project(), record->request_id()), sandbox);
+  EraseIf(by_name_, RequestKey(record->project(), record->spec().name()), sandbox);
   EraseIf(by_id_, record->id(), sandbox);
 }
 

@@ -14,12 +14,14 @@
 
 namespace dsec::edge {
 
-// The sandboxes that have not ended, by id, request_id and name. Thread-safe.
+// The sandboxes that have not ended, by id, request and name. A request_id or name of one project
+// is no concern of another. Thread-safe.
 class Registry {
  public:
   // Null when there is none.
   std::shared_ptr<Sandbox> Find(std::string_view id) const;
-  std::shared_ptr<Sandbox> FindRequest(std::string_view request_id) const;
+  // `key` is the RequestKey of the request.
+  std::shared_ptr<Sandbox> FindRequest(std::string_view key) const;
   // Takes `sandbox` in and returns it, or returns the one that has its request_id. kAlreadyExists
   // sandbox.name_in_use / sandbox.id_in_use.
   Result<std::shared_ptr<Sandbox>> Enter(std::shared_ptr<Sandbox> sandbox);

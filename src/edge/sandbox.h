@@ -14,6 +14,7 @@
 #include "edge/activity.h"
 #include "edge/admission.h"
 #include "edge/fair_queue.h"
+#include "iam/quota_keeper.h"
 #include "runtime/async_event.h"
 #include "runtime/task.h"
 #include "sandbox/backend.h"
@@ -68,6 +69,7 @@ class Sandbox {
   void Touch(int64_t now_ms) { last_activity_ms_.store(now_ms, std::memory_order_relaxed); }
 
   Admission::Place place;
+  iam::QuotaKeeper::Charge charge;  // of its project; both from admission to the end
 
   // The create.
   bool recorded = false;     // the record is in the store

@@ -247,6 +247,7 @@ boost::asio::awaitable<void> Edge::FinishStop(SandboxPtr sandbox, std::optional<
   (void)fault::Point("edge.stop.after_end");
   registry_.Remove(*sandbox);
   sandbox->place.Release();
+  sandbox->charge.Release();
   sandbox->ended = true;
   sandbox->activity.reset();
   sandbox->Changed();
