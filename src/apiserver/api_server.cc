@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apiserver/api_server.h"
 
-#include <openssl/crypto.h>
-#include <openssl/sha.h>
-
-#include <array>
-
 #include "apiserver/call.h"
 #include "apiserver/json_out.h"
 #include "base/log.h"
@@ -20,7 +15,6 @@ namespace dsec::apiserver {
 namespace {
 
 using runtime::Task;
-using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
 
 constexpr auto kAckDelay = std::chrono::seconds(60);
 constexpr size_t kMaxPendingAcks = 200'000;
@@ -65,28 +59,54 @@ constexpr Route kRoutes[] = {
     {"GET", "/v1/layers", node_ops::ListLayers},
     {"GET", "/v1/layers/{ref}", node_ops::GetLayer},
     {"DELETE", "/v1/layers/{ref}", node_ops::DeleteLayer},
-    {"POST", "/v1/fn/call", fn_ops::CallOne, Route::Key::kHeader, true},
-    {"POST", "/v1/fn/calls", fn_ops::CallMany, Route::Key::kHeader, true},
-    {"GET", "/v1/fn/calls/{op}", fn_ops::GetResult, Route::Key::kHeader, true},
-    {"GET", "/v1/fn/types", fn_ops::ListTypes, Route::Key::kHeader, true},
-    {"PUT", "/v1/fn/types/{name}", fn_ops::PutType, Route::Key::kHeader, true},
-    {"DELETE", "/v1/fn/types/{name}", fn_ops::DeleteType, Route::Key::kHeader, true},
-    {"PUT", "/v1/fn/artifacts", fn_ops::PutArtifact, Route::Key::kHeader, true},
-    {"GET", "/v1/fn/artifacts/{digest}", fn_ops::GetArtifact, Route::Key::kHeader, true},
-    {"GET", "/v1/fn/pools", fn_ops::Pools, Route::Key::kHeader, true},
-    {"POST", "/run_code", fusion_ops::RunCode, Route::Key::kHeaderOrBasic, true},
-    {"POST", "/submit", fusion_ops::Submit, Route::Key::kHeaderOrBasic, true},
+    {"POST", "/v1/fn/call", fn_ops::CallOne, Route::Key::kHeader, Route::Needs::kFn},
+    {"POST", "/v1/fn/calls", fn_ops::CallMany, Route::Key::kHeader, Route::Needs::kFn},
+    {"GET", "/v1/fn/calls/{op}", fn_ops::GetResult, Route::Key::kHeader, Route::Needs::kFn},
+    {"GET", "/v1/fn/types", fn_ops::ListTypes, Route::Key::kHeader, Route::Needs::kFn},
+    {"PUT", "/v1/fn/types/{name}", fn_ops::PutType, Route::Key::kHeader, Route::Needs::kFn},
+    {"DELETE", "/v1/fn/types/{name}", fn_ops::DeleteType, Route::Key::kHeader, Route::Needs::kFn},
+    {"PUT", "/v1/fn/artifacts", fn_ops::PutArtifact, Route::Key::kHeader, Route::Needs::kFn},
+    {"GET", "/v1/fn/artifacts/{digest}", fn_ops::GetArtifact, Route::Key::kHeader,
+     Route::Needs::kFn},
+    {"GET", "/v1/fn/pools", fn_ops::Pools, Route::Key::kHeader, Route::Needs::kFn},
+    {"POST", "/run_code", fusion_ops::RunCode, Route::Key::kHeaderOrBasic, Route::Needs::kFn},
+    {"POST", "/submit", fusion_ops::Submit, Route::Key::kHeaderOrBasic, Route::Needs::kFn},
     {"GET", "/v1/ping", fusion_ops::Ping, Route::Key::kHeaderOrBasic},
+    {"GET", "/v1/iam/whoami", iam_ops::WhoAmI, Route::Key::kHeader, Route::Needs::kIam},
+    {"GET", "/v1/iam/projects", iam_ops::ListProjects, Route::Key::kHeader, Route::Needs::kIam},
+    {"GET", "/v1/iam/projects/{project}", iam_ops::GetProject, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"PUT", "/v1/iam/projects/{project}", iam_ops::PutProject, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"DELETE", "/v1/iam/projects/{project}", iam_ops::DeleteProject, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"GET", "/v1/iam/projects/{project}/grants", iam_ops::ListGrants, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"PUT", "/v1/iam/projects/{project}/grants/{principal}", iam_ops::PutGrant, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"DELETE", "/v1/iam/projects/{project}/grants/{principal}", iam_ops::DeleteGrant,
+     Route::Key::kHeader, Route::Needs::kIam},
+    {"GET", "/v1/iam/principals", iam_ops::ListPrincipals, Route::Key::kHeader, Route::Needs::kIam},
+    {"GET", "/v1/iam/principals/{principal}", iam_ops::GetPrincipal, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"PUT", "/v1/iam/principals/{principal}", iam_ops::PutPrincipal, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"DELETE", "/v1/iam/principals/{principal}", iam_ops::DeletePrincipal, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"GET", "/v1/iam/principals/{principal}/keys", iam_ops::ListKeys, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"POST", "/v1/iam/principals/{principal}/keys", iam_ops::MakeKey, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"DELETE", "/v1/iam/keys/{keyid}", iam_ops::RevokeKey, Route::Key::kHeader, Route::Needs::kIam},
+    {"GET", "/v1/iam/roles", iam_ops::ListRoles, Route::Key::kHeader, Route::Needs::kIam},
+    {"PUT", "/v1/iam/roles/{role}", iam_ops::PutRole, Route::Key::kHeader, Route::Needs::kIam},
+    {"DELETE", "/v1/iam/roles/{role}", iam_ops::DeleteRole, Route::Key::kHeader,
+     Route::Needs::kIam},
+    {"GET", "/v1/iam/audit", iam_ops::ListAudit, Route::Key::kHeader, Route::Needs::kIam},
 };
 
-Digest Sha256(std::string_view text) {
-  Digest digest{};
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
-  return digest;
-}
-
 // A name of a key that does not give it away.
-std::string NameOf(const Digest& key) {
+std::string NameOf(const iam::KeyDigest& key) {
   return fmt::format("key:{:02x}", fmt::join(key.begin(), key.begin() + 6, ""));
 }
 
@@ -109,6 +129,15 @@ std::string KeyOf(const http::Fields& fields, bool basic) {
     return colon == std::string::npos ? std::string() : pair->substr(colon + 1);
   }
   return std::string(fields.Find("X-API-Key").value_or(std::string_view()));
+}
+
+// Part of a path as the audit log shows it.
+std::string Printable(std::string_view text) {
+  std::string shown(text.substr(0, 256));
+  for (char& c : shown) {
+    if (c <= ' ' || c > '~') c = '?';
+  }
+  return shown;
 }
 
 }  // namespace
@@ -142,6 +171,34 @@ std::vector<AckQueue::Item> AckQueue::TakeDue(MonoTime now) {
 Result<std::string> Call::Op() const {
   DSEC_TRY(const OpId id, ParseOpId(params[1], "op_id"));
   return id.str();
+}
+
+Result<iam::ProjectPath> Call::Project(const std::string& given, const std::string& field) {
+  iam::ProjectPath path = caller.home;
+  if (!given.empty()) {
+    DSEC_TRY(path, iam::ProjectPath::Parse(given, field));
+  }
+  project = path.str();
+  DSEC_TRY_VOID(iam::CheckProject(caller, *access->right, path, given.empty() ? "" : field));
+  return path;
+}
+
+Task<void> Call::MayWith(SandboxId id, iam::Right right) {
+  if (caller.root()) co_return Ok();
+  auto of = co_await edge().ProjectOf(id);
+  if (!of.ok()) co_return std::move(of).error();
+  DSEC_CO_TRY(const auto path, iam::ProjectPath::FromRecord(*of));
+  const iam::Rights rights = caller.In(path);
+  // As if it had never been.
+  if (rights.empty()) co_return edge::NotFoundError(id.str());
+  if (access->scope == Scope::kSandbox) project = path.str();
+  if (!rights.Has(right)) co_return iam::Forbidden(caller, right, path);
+  co_return Ok();
+}
+
+Result<void> Call::StillGood() const {
+  if (services.directory == nullptr) return Ok();
+  return services.directory->StillGood(caller);
 }
 
 Task<void> Call::Json(int status, std::string body) {
@@ -199,13 +256,27 @@ struct ApiServer::Impl {
   Impl(runtime::Shards& on, edge::EdgeApi& edge, LayerCatalog& layers, ApiServerOptions with)
       : shards(on),
         options(std::move(with)),
-        key(Sha256(options.api_key)),
+        root_key(iam::DigestOf(options.api_key)),
         layer_pool("layers", 2, 256),
-        services{edge,       options.fn, options.fn_max_cpu_ms,        layers,
-                 layer_pool, acks,       options.default_exec_timeout, *options.registry,
-                 NameOf(key)} {
-    for (size_t i = 0; i < std::size(kRoutes); ++i)
+        services{edge,
+                 options.fn,
+                 options.fn_max_cpu_ms,
+                 layers,
+                 layer_pool,
+                 acks,
+                 options.default_exec_timeout,
+                 *options.registry,
+                 NameOf(root_key),
+                 options.iam,
+                 nullptr,
+                 options.audit,
+                 options.quota} {
+    if (options.iam != nullptr) admin.emplace(*options.iam, options.quota);
+    services.admin = admin.has_value() ? &*admin : nullptr;
+    for (size_t i = 0; i < std::size(kRoutes); ++i) {
       router.Add(kRoutes[i].method, kRoutes[i].pattern, i);
+      access.push_back(&AccessOf(kRoutes[i].method, kRoutes[i].pattern));
+    }
   }
 
   void Count(std::string_view route, std::string_view status, double seconds) const {
@@ -221,17 +292,72 @@ struct ApiServer::Impl {
         .Observe(seconds);
   }
 
-  Result<void> Authorise(const http::RequestHead& head, Route::Key how) const {
+  Result<iam::Caller> Authenticate(const http::RequestHead& head, Route::Key how) const {
     const std::string given = KeyOf(head.fields, how == Route::Key::kHeaderOrBasic);
     if (given.empty()) {
       return Error(Code::kUnauthenticated, "auth.missing",
                    "give the API key as Authorization: Bearer KEY or X-API-Key");
     }
-    const Digest digest = Sha256(given);
-    if (CRYPTO_memcmp(digest.data(), key.data(), digest.size()) != 0) {
-      return Error(Code::kUnauthenticated, "auth.invalid", "the API key is not valid");
+    if (options.iam != nullptr) return options.iam->Authenticate(given);
+    return iam::Authenticate(nothing, root_key, given, 0);
+  }
+
+  // Whether the route's row lets the caller in; what only the handler can know is left to it.
+  static Task<void> Permit(Call& call) {
+    const Access& access = *call.access;
+    const iam::Caller& caller = call.caller;
+    if (access.scope == Scope::kSandbox && !caller.root()) {
+      auto id = call.Sandbox();
+      if (!id.ok()) co_return std::move(id).error();
+      auto may = co_await call.MayWith(*id, *access.right);
+      co_return may;
     }
-    return {};
+    if (access.scope == Scope::kRoot) {
+      const iam::ProjectPath root;
+      if (!access.right.has_value() && !caller.root()) {
+        co_return Error(Code::kPermissionDenied, "auth.forbidden", "only the root key may do this");
+      }
+      if (access.right.has_value() && !caller.May(*access.right, root))
+        co_return iam::Forbidden(caller, *access.right, root);
+    }
+    if (access.scope == Scope::kAny && access.right.has_value() &&
+        !caller.Somewhere(*access.right)) {
+      co_return iam::Forbidden(caller, *access.right, caller.home);
+    }
+    co_return Ok();
+  }
+
+  // What is written down of a call; never bodies, queries or keys.
+  static v1::IamAuditRecord RecordOf(const Call& call, std::string_view route) {
+    v1::IamAuditRecord record;
+    record.set_at_unix_ms(UnixMillis(Clock::System().Wall()));
+    record.set_principal(call.caller.principal);
+    record.set_key_id(call.caller.key_id);
+    record.set_action(fmt::format("{} {}", call.exchange.head().method, route));
+    std::string object;
+    for (const std::string& param : call.params)
+      object += (object.empty() ? "" : " ") + Printable(param);
+    record.set_object(std::move(object));
+    record.set_project(call.project);
+    record.set_request_id(call.exchange.request_id());
+    record.set_peer(call.exchange.Peer());
+    return record;
+  }
+
+  void WriteDown(const Call& call, std::string_view route, const Result<void>& result) const {
+    if (options.audit == nullptr) return;
+    const bool refused = !result.ok() && (result.error().code() == Code::kUnauthenticated ||
+                                          result.error().code() == Code::kPermissionDenied);
+    if (!refused && (call.access == nullptr || call.access->audit == Audit::kNone)) return;
+    v1::IamAuditRecord record = RecordOf(call, route);
+    record.set_outcome(result.ok() ? "ok" : std::string(result.error().reason()));
+    record.set_status(static_cast<uint32_t>(result.ok() ? std::max(call.exchange.status(), 200)
+                                                        : http::StatusOf(result.error())));
+    if (refused) {
+      options.audit->AddRefusal(std::move(record));
+    } else {
+      options.audit->Add(std::move(record));
+    }
   }
 
   boost::asio::awaitable<void> Handle(http::Exchange& exchange) {
@@ -241,6 +367,7 @@ struct ApiServer::Impl {
     std::string_view route = "none";
     Call call(exchange, services, {}, target.ok() ? target->query : std::string_view());
     auto result = co_await Dispatch(call, target, route);
+    WriteDown(call, route, result);
     std::string_view status = "2xx";
     if (!result.ok()) {
       status = HttpStatus(result.error().code()) >= 500 ? "5xx" : "4xx";
@@ -267,18 +394,40 @@ struct ApiServer::Impl {
     auto match = router.Find(head.method, target->path);
     // Without a key nobody learns which paths there are.
     const Route::Key how = match.ok() ? kRoutes[match->route].key : Route::Key::kHeader;
+    if (match.ok()) {
+      route = kRoutes[match->route].pattern;
+      call.params = std::move(match->params);
+      call.access = access[match->route];
+    }
     if (how != Route::Key::kNone) {
-      auto allowed = Authorise(head, how);
-      if (!allowed.ok()) co_return std::move(allowed).error();
+      const MonoTime begun = std::chrono::steady_clock::now();
+      auto caller = Authenticate(head, how);
+      if (!caller.ok()) co_return std::move(caller).error();
+      call.caller = *std::move(caller);
+      if (!match.ok()) co_return std::move(match).error();
+      auto permitted = co_await Permit(call);
+      if (!permitted.ok()) co_return std::move(permitted).error();
+      check_seconds.Observe(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
     }
-    if (!match.ok()) co_return std::move(match).error();
-    route = kRoutes[match->route].pattern;
-    if (kRoutes[match->route].fn && services.fn == nullptr) {
-      co_return Error(Code::kFailedPrecondition, "fn.not_here", "this node runs no FnCall");
+    DSEC_CO_TRY_VOID(CheckNeeds(kRoutes[match->route].needs));
+    if (call.access->audit == Audit::kAround && options.audit != nullptr) {
+      call.project = iam_ops::AboutProject(call, route);
+      v1::IamAuditRecord record = RecordOf(call, route);
+      record.set_outcome("begun");
+      auto written = co_await options.audit->AddNow(std::move(record));
+      if (!written.ok()) co_return std::move(written).error();
     }
-    call.params = std::move(match->params);
     auto done = co_await kRoutes[match->route].handler(call);
     co_return done;
+  }
+
+  Result<void> CheckNeeds(Route::Needs needs) const {
+    if (needs == Route::Needs::kFn && services.fn == nullptr)
+      return Error(Code::kFailedPrecondition, "fn.not_here", "this node runs no FnCall");
+    if (needs == Route::Needs::kIam && services.directory == nullptr)
+      return Error(Code::kFailedPrecondition, "iam.not_here", "this node has no IAM");
+    return Ok();
   }
 
   // Acknowledges what is due.
@@ -292,7 +441,13 @@ struct ApiServer::Impl {
 
   runtime::Shards& shards;
   const ApiServerOptions options;
-  const Digest key;
+  const iam::KeyDigest root_key;
+  const std::shared_ptr<const iam::Snapshot> nothing = iam::Snapshot::Build({}, 0);
+  std::optional<iam::Admin> admin;
+  std::vector<const Access*> access;  // by route
+  metrics::Histogram& check_seconds = options.registry->GetHistogram(
+      "dsec_iam_check_seconds", "Time to find out who calls and whether they may.",
+      {0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005}, {});
   http::Router router;
   AckQueue acks;
   runtime::BlockingPool layer_pool;

@@ -10,19 +10,27 @@
 #include "base/metrics.h"
 #include "edge/api.h"
 #include "fn/fn_api.h"
+#include "iam/audit_log.h"
+#include "iam/directory.h"
+#include "iam/quota_keeper.h"
 #include "runtime/shards.h"
 
 namespace dsec::apiserver {
 
 struct ApiServerOptions {
   std::vector<std::string> listen;  // as http::Server::Start takes them
-  std::string api_key;              // of this node; compared in constant time by its SHA-256
+  std::string api_key;              // of the root principal; needs no store
   std::chrono::milliseconds default_exec_timeout{
       0};  // of attached commands that do not say; 0 = none
   metrics::Registry* registry = &metrics::Registry::Global();
   // Must outlive the server. Null: the routes of FnCall answer kFailedPrecondition fn.not_here.
   fn::FnApi* fn = nullptr;
   uint64_t fn_max_cpu_ms = 3'600'000;  // largest that a step may ask for
+  // These must outlive the server. Null: the root key is the only one, and the routes of IAM answer
+  // kFailedPrecondition iam.not_here; nothing is written down; no quotas are shown.
+  iam::Directory* iam = nullptr;
+  iam::AuditLog* audit = nullptr;
+  iam::QuotaKeeper* quota = nullptr;
 };
 
 // The public HTTP API (api/openapi.yaml) over an EdgeApi. Holds no state about sandboxes.

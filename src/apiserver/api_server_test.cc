@@ -6,6 +6,7 @@
 #include <regex>
 #include <set>
 
+#include "apiserver/access.h"
 #include "apiserver/testing/api_fixture.h"
 #include "http/testing/raw_socket.h"
 
@@ -81,6 +82,27 @@ TEST(ApiRoutes, OpenApi_DescribesExactlyThese) {
   const Strings routes = RouteNames();
   EXPECT_EQ(std::set<std::string>(routes.begin(), routes.end()).size(), routes.size());
   EXPECT_THAT(described, ::testing::UnorderedElementsAreArray(routes));
+}
+
+// A route that nobody has given a row would be the root principal's alone.
+TEST(ApiRoutes, AccessTable_HasARowForEachAndNoOther) {
+  Strings rows;
+  for (const Access& row : AccessTable()) rows.emplace_back(row.route);
+  EXPECT_THAT(rows, ::testing::UnorderedElementsAreArray(RouteNames()));
+  for (const Access& row : AccessTable()) {
+    const bool needs =
+        row.scope == Scope::kRoot || row.scope == Scope::kSandbox || row.scope == Scope::kProject;
+    EXPECT_TRUE(!needs || row.right.has_value()) << row.route;
+    const bool of_sandbox = row.route.find("/v1/sandboxes/{id}") != std::string_view::npos;
+    EXPECT_EQ(row.scope == Scope::kSandbox, of_sandbox) << row.route;
+  }
+  EXPECT_EQ(AccessOf("GET", "/v1/forgotten").scope, Scope::kRoot);
+  EXPECT_FALSE(AccessOf("GET", "/v1/forgotten").right.has_value());
+}
+
+TEST_F(ApiServerTest, WithoutIam_TheRoutesOfItSaySo) {
+  EXPECT_EQ(Ask("GET", "/v1/iam/projects").Reason(), "iam.not_here");
+  EXPECT_EQ(Ask("GET", "/v1/iam/whoami").status, 412);
 }
 
 TEST_F(ApiServerTest, UnknownPathOrMethod_Is404Or405) {

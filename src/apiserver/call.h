@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apiserver/access.h"
 #include "apiserver/json_in.h"
 #include "apiserver/layers_api.h"
 #include "base/clock.h"
@@ -16,6 +17,8 @@
 #include "fn/fn_api.h"
 #include "http/json_writer.h"
 #include "http/server.h"
+#include "iam/admin.h"
+#include "iam/audit_log.h"
 #include "runtime/blocking_pool.h"
 
 namespace dsec::apiserver {
@@ -51,7 +54,12 @@ struct Services {
   AckQueue& acks;
   std::chrono::milliseconds default_exec_timeout;
   metrics::Registry& registry;
-  std::string principal;  // who calls, for records of origin: "key:" and the start of its SHA-256
+  std::string root_principal;  // who calls with the root key, in records of origin: "key:" and the
+                               // start of its SHA-256
+  iam::Directory* directory;   // null: there is only the root key; so are the next two
+  iam::Admin* admin;
+  iam::AuditLog* audit;
+  iam::QuotaKeeper* quota;
 };
 
 // One request on its way through a handler.
@@ -65,10 +73,25 @@ class Call {
   Services& services;
   std::vector<std::string> params;
   Query query;
+  iam::Caller caller;
+  const Access* access = nullptr;
+  std::string project;  // that the call is about, for the audit log
 
   edge::EdgeApi& edge() { return services.edge; }
   // Of most calls.
   static runtime::Deadline Usual() { return runtime::Deadline::After(std::chrono::seconds(60)); }
+  // The project that the call names, or the caller's own when it names none, where the caller has
+  // the right of the route. kPermissionDenied auth.forbidden, kNotFound iam.project_not_found.
+  Result<iam::ProjectPath> Project(const std::string& given, const std::string& field = "project");
+  // Whether the caller may do `right` with a sandbox: kNotFound sandbox.not_found when it sees
+  // nothing of its project, kPermissionDenied auth.forbidden.
+  runtime::Task<void> MayWith(SandboxId id, iam::Right right);
+  // Whether the key would still be accepted, for calls that last.
+  Result<void> StillGood() const;
+  // Who calls, for records of origin.
+  std::string Principal() const {
+    return caller.root() ? services.root_principal : caller.principal;
+  }
   // params[0] as a sandbox id.
   Result<SandboxId> Sandbox() const { return ParseSandboxId(params[0]); }
   Result<std::string> Op() const;
@@ -92,7 +115,7 @@ struct Route {
   std::string_view pattern;
   Handler handler;
   enum class Key { kHeader, kHeaderOrBasic, kNone } key = Key::kHeader;  // how it is given
-  bool fn = false;                                                       // needs Services::fn
+  enum class Needs { kNothing, kFn, kIam } needs = Needs::kNothing;      // of Services
 };
 
 // The handlers, by file.
@@ -156,6 +179,29 @@ runtime::Task<void> PutArtifact(Call& call);
 runtime::Task<void> GetArtifact(Call& call);
 runtime::Task<void> Pools(Call& call);
 }  // namespace fn_ops
+namespace iam_ops {
+// The project that a change of IAM is about, as far as its path tells; for the audit log.
+std::string AboutProject(const Call& call, std::string_view route);
+runtime::Task<void> WhoAmI(Call& call);
+runtime::Task<void> ListProjects(Call& call);
+runtime::Task<void> GetProject(Call& call);
+runtime::Task<void> PutProject(Call& call);
+runtime::Task<void> DeleteProject(Call& call);
+runtime::Task<void> ListGrants(Call& call);
+runtime::Task<void> PutGrant(Call& call);
+runtime::Task<void> DeleteGrant(Call& call);
+runtime::Task<void> ListPrincipals(Call& call);
+runtime::Task<void> GetPrincipal(Call& call);
+runtime::Task<void> PutPrincipal(Call& call);
+runtime::Task<void> DeletePrincipal(Call& call);
+runtime::Task<void> ListKeys(Call& call);
+runtime::Task<void> MakeKey(Call& call);
+runtime::Task<void> RevokeKey(Call& call);
+runtime::Task<void> ListRoles(Call& call);
+runtime::Task<void> PutRole(Call& call);
+runtime::Task<void> DeleteRole(Call& call);
+runtime::Task<void> ListAudit(Call& call);
+}  // namespace iam_ops
 namespace fusion_ops {
 runtime::Task<void> RunCode(Call& call);
 runtime::Task<void> Submit(Call& call);

@@ -122,6 +122,8 @@ Task<void> CallOne(Call& call) {
   auto text = co_await call.exchange.ReadAll(kMaxExecBody);
   if (!text.ok()) co_return std::move(text).error();
   DSEC_CO_TRY(v1::FnCall request, ReadFnCall(*text));
+  DSEC_CO_TRY(const iam::ProjectPath project, call.Project(""));
+  request.set_project(project.ForRecord());
   text->clear();
   text->shrink_to_fit();
   auto result =
@@ -140,6 +142,8 @@ Task<void> CallMany(Call& call) {
   auto text = co_await call.exchange.ReadAll(kMaxCallsBody);
   if (!text.ok()) co_return std::move(text).error();
   DSEC_CO_TRY(FnCallsBody body, ReadFnCalls(*text));
+  DSEC_CO_TRY(const iam::ProjectPath project, call.Project(""));
+  for (v1::FnCall& item : body.calls) item.set_project(project.ForRecord());
   text->clear();
   text->shrink_to_fit();
   call.exchange.Begin(200, {{"Content-Type", std::string(kNdjsonType)}});
@@ -164,8 +168,10 @@ Task<void> GetResult(Call& call) {
   DSEC_CO_TRY(const OpId op, ParseOpId(call.params[0], "op_id"));
   const uint64_t wait = call.query.Number("wait_ms", 0, 0, kMaxWaitMs);
   DSEC_CO_TRY_VOID(call.query.Finish());
-  auto result = co_await OrLeave(
-      call, call.services.fn->Result(op.str(), Deadline::After(milliseconds(wait))));
+  DSEC_CO_TRY(const iam::ProjectPath project, call.Project(""));
+  const Deadline until = Deadline::After(milliseconds(wait));
+  auto result =
+      co_await OrLeave(call, call.services.fn->Result(project.ForRecord(), op.str(), until));
   if (!result.ok() && result.error().reason() == "fn.still_running") {
     std::string body;
     JsonWriter json(body);

@@ -155,11 +155,13 @@ Task<void> RunCode(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto text = co_await call.exchange.ReadAll(kMaxExecBody);
   if (!text.ok()) co_return std::move(text).error();
+  DSEC_CO_TRY(const iam::ProjectPath project, call.Project(""));
   auto request = ReadFusionRun(*text, call.services.fn_max_cpu_ms);
   if (!request.ok()) {
     auto refused = co_await Refuse(call, std::move(request).error());
     co_return refused;
   }
+  request->set_project(project.ForRecord());
   auto result =
       co_await OrLeave(call, call.services.fn->Call(std::move(*request), Deadline::Never()));
   if (!result.ok()) {
@@ -179,11 +181,13 @@ Task<void> Submit(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto text = co_await call.exchange.ReadAll(kMaxExecBody);
   if (!text.ok()) co_return std::move(text).error();
+  DSEC_CO_TRY(const iam::ProjectPath project, call.Project(""));
   auto submission = ReadFusionSubmission(*text, call.services.fn_max_cpu_ms);
   if (!submission.ok()) {
     auto refused = co_await Refuse(call, std::move(submission).error());
     co_return refused;
   }
+  for (FusionTest& test : submission->tests) test.call.set_project(project.ForRecord());
   Judging judging(*submission);
   auto ended = co_await JudgeAll(call, judging);
   if (!ended.ok()) co_return std::move(ended).error();

@@ -42,6 +42,7 @@ void ReadSandboxFields(Members& members, CreateBody& out) {
   v1::SandboxSpec& spec = *out.request.mutable_spec();
   spec.set_backend(v1::BACKEND_CONTAINER);
   members.Text("base", spec.mutable_base(), true);
+  members.Text("project", out.request.mutable_project());
   members.Text("workspace", spec.mutable_workspace());
   members.Strings("toolkits", false, [&](std::string text) { spec.add_toolkits(std::move(text)); });
   std::string backend;

@@ -178,6 +178,7 @@ void WriteSandbox(JsonWriter& json, const v1::SandboxRecord& record, int64_t exe
   json.Field("id", record.id());
   json.Field("request_id", record.request_id());
   json.Field("name", spec.name());
+  json.Field("project", record.project().empty() ? std::string("root") : record.project());
   json.Field("state", StateName(record.state()));
   json.Field("backend", BackendName(spec.backend()));
   json.Field("base", spec.base());

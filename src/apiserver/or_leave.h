@@ -19,6 +19,8 @@ runtime::Task<std::optional<T>> OrLeave(Call& call, runtime::Task<T> wait) {
   auto first = co_await (std::move(wait) || std::move(left));
   if (first.index() == 1) co_return std::optional<T>();
   Result<T>& result = std::get<0>(first);
+  // What lasts looks at its key again with each wait.
+  DSEC_CO_TRY_VOID(call.StillGood());
   if (!result.ok()) co_return std::move(result).error();
   co_return std::optional<T>(std::move(*result));
 }

@@ -167,6 +167,21 @@ Task<bool> Follow(Call& call, Feed& feed) {
   co_return true;
 }
 
+// Whoever gives a layer a name decides what others get by it: the name must begin with the path of
+// the sandbox's project, or the caller manages layers.
+Result<void> CheckLayerName(const Call& call, std::string_view name) {
+  if (name.empty() || call.caller.root() ||
+      call.caller.May(iam::Right::kLayerManage, iam::ProjectPath())) {
+    return Ok();
+  }
+  const std::string own = call.project == "root" ? "" : call.project.substr(5) + "/";
+  if (!own.empty() && name.starts_with(own)) return Ok();
+  return Error(Code::kPermissionDenied, "auth.forbidden",
+               fmt::format("name: without the right layer.manage at the root a name begins with {}",
+                           own.empty() ? "the path of a project below the root" : own))
+      .WithField("name");
+}
+
 }  // namespace
 
 Task<void> Pack(Call& call) {
@@ -175,7 +190,8 @@ Task<void> Pack(Call& call) {
   auto text = co_await call.Body();
   if (!text.ok()) co_return std::move(text).error();
   DSEC_CO_TRY(PackBody body, ReadPack(*text));
-  body.request.set_principal(call.services.principal);
+  DSEC_CO_TRY_VOID(CheckLayerName(call, body.request.name()));
+  body.request.set_principal(call.Principal());
   const auto feed = std::make_shared<Feed>();
   runtime::Gate gate;
   const auto executor = co_await boost::asio::this_coro::executor;

@@ -21,6 +21,14 @@ constexpr auto kKeepaliveAfter = std::chrono::seconds(5);
 constexpr auto kDeleteTime = std::chrono::seconds(30);
 constexpr uint64_t kMaxGraceMs = 300'000;
 
+// The project that the body names, or the caller's own, and who calls.
+Result<void> PutOwner(Call& call, v1::CreateRequest& request, const std::string& field) {
+  DSEC_TRY(const iam::ProjectPath path, call.Project(request.project(), field));
+  request.set_project(path.ForRecord());
+  request.set_principal(call.Principal());
+  return Ok();
+}
+
 std::string SandboxJson(const v1::SandboxRecord& record, int64_t execs_running) {
   std::string body;
   JsonWriter json(body);
@@ -104,15 +112,24 @@ boost::asio::awaitable<void> CreateItem(Call& call, Lines& lines, v1::CreateRequ
   lines.Add(std::move(line), std::move(made->claim), true);
 }
 
-boost::asio::awaitable<void> DeleteItem(Call& call, Lines& lines, std::string id,
-                                        uint64_t grace_ms) {
+// Who ends a sandbox, as its record says.
+std::string WhoEnds(const Call& call) { return call.caller.root() ? "api" : call.caller.principal; }
+
+Task<v1::SandboxView> DeleteOne(Call& call, std::string id, uint64_t grace_ms) {
+  DSEC_CO_TRY_VOID(co_await call.MayWith(SandboxId(id), iam::Right::kSandboxDelete));
   v1::DeleteRequest request;
-  request.set_id(id);
+  request.set_id(std::move(id));
   request.set_grace_ms(grace_ms);
-  request.set_who("api");
+  request.set_who(WhoEnds(call));
   request.set_wait(true);
   auto ended = co_await call.edge().Delete(std::move(request),
                                            Deadline::After(kDeleteTime + milliseconds(grace_ms)));
+  co_return ended;
+}
+
+boost::asio::awaitable<void> DeleteItem(Call& call, Lines& lines, std::string id,
+                                        uint64_t grace_ms) {
+  auto ended = co_await DeleteOne(call, id, grace_ms);
   if (!ended.ok()) {
     std::string extra = "\"id\":";
     JsonWriter json(extra);
@@ -131,6 +148,15 @@ boost::asio::awaitable<void> DeleteItem(Call& call, Lines& lines, std::string id
   lines.Add(std::move(line), nullptr, true);
 }
 
+// Leaves a list what the caller has the right for. False: there is nothing of that.
+bool KeepWithin(Call& call, iam::Right right, v1::ListRequestAll& request) {
+  if (call.caller.root()) return true;
+  const auto reach = call.caller.Where(right);
+  for (const iam::ProjectPath& path : reach.roots) request.add_within(path.ForRecord());
+  for (const iam::ProjectPath& path : reach.without) request.add_not_within(path.ForRecord());
+  return !reach.roots.empty();
+}
+
 // Ids of all live sandboxes with the labels.
 Task<std::vector<std::string>> FindByLabels(Call& call, const DeleteManyBody& body) {
   std::vector<std::string> ids;
@@ -138,6 +164,8 @@ Task<std::vector<std::string>> FindByLabels(Call& call, const DeleteManyBody& bo
   do {
     v1::ListRequestAll request;
     for (const auto& [key, value] : body.labels) (*request.mutable_labels())[key] = value;
+    if (!KeepWithin(call, iam::Right::kSandboxDelete, request))
+      co_return iam::Forbidden(call.caller, iam::Right::kSandboxDelete, call.caller.home);
     request.set_page_size(1000);
     request.set_page_token(token);
     auto page = co_await call.edge().List(std::move(request), Call::Usual());
@@ -155,6 +183,7 @@ Task<void> Create(Call& call) {
   auto text = co_await call.Body();
   if (!text.ok()) co_return std::move(text).error();
   DSEC_CO_TRY(CreateBody body, ReadCreate(*text));
+  DSEC_CO_TRY_VOID(PutOwner(call, body.request, "project"));
   auto made = co_await call.edge().Create(std::move(body.request),
                                           Deadline::After(milliseconds(body.timeout_ms)));
   if (!made.ok()) co_return std::move(made).error();
@@ -169,7 +198,8 @@ Task<void> Batch(Call& call) {
   DSEC_CO_TRY_VOID(call.query.Finish());
   auto text = co_await call.Body();
   if (!text.ok()) co_return std::move(text).error();
-  DSEC_CO_TRY(const BatchBody body, ReadBatch(*text));
+  DSEC_CO_TRY(BatchBody body, ReadBatch(*text));
+  DSEC_CO_TRY_VOID(PutOwner(call, body.item.request, "sandbox.project"));
   call.exchange.Begin(200, {{"Content-Type", std::string(kNdjsonType)}});
   Lines lines;
   runtime::Gate gate;
@@ -202,7 +232,15 @@ Task<void> List(Call& call) {
   request.set_include_ended(call.query.Flag("include_ended", false));
   request.set_page_size(static_cast<uint32_t>(call.query.Number("page_size", 100, 1, 1000)));
   request.set_page_token(call.query.Text("page_token"));
+  const std::string under = call.query.Text("project");
   DSEC_CO_TRY_VOID(call.query.Finish());
+  if (!KeepWithin(call, iam::Right::kSandboxRead, request))
+    co_return iam::Forbidden(call.caller, iam::Right::kSandboxRead, call.caller.home);
+  if (!under.empty()) {
+    DSEC_CO_TRY(const iam::ProjectPath path, call.Project(under));
+    request.clear_within();
+    request.add_within(path.ForRecord());
+  }
   auto page = co_await call.edge().List(std::move(request), Call::Usual());
   if (!page.ok()) co_return std::move(page).error();
   std::string body;
@@ -233,7 +271,7 @@ Task<void> Delete(Call& call) {
   request.set_id(id.str());
   request.set_grace_ms(call.query.Number("grace_ms", 0, 0, kMaxGraceMs));
   request.set_wait(call.query.Flag("wait", true));
-  request.set_who("api");
+  request.set_who(WhoEnds(call));
   DSEC_CO_TRY_VOID(call.query.Finish());
   const auto deadline = Deadline::After(kDeleteTime + milliseconds(request.grace_ms()));
   auto view = co_await call.edge().Delete(std::move(request), deadline);

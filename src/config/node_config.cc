@@ -114,6 +114,10 @@ const Key kKeys[] = {
      "How long ended sandboxes are remembered at most."},
     {"events_kept", &NodeConfig::events_kept, "events", 1000, 100'000'000,
      "Events that are kept at most."},
+    {"iam_cache_max_ms", &NodeConfig::iam_cache_max_ms, "ms", 1000, kMonthMs,
+     "How long keys and rights that were read last go on to hold while the store is away."},
+    {"audit_records", &NodeConfig::audit_records, "records", 1000, 100'000'000,
+     "Records of the audit log that are kept."},
     {"fn_types_dir", &NodeConfig::fn_types_dir, "", 0, 0,
      "Folder of the node's task types, *.json. Empty: share/dsec/fn_types beside bin, or share of "
      "the source. Those that were put lie in state_dir/fn_types and stand before them."},

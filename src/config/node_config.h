@@ -57,6 +57,8 @@ struct NodeConfig {
   uint64_t ended_records = 20'000;
   uint64_t ended_age_ms = 24ull * 3600 * 1000;
   uint64_t events_kept = 200'000;
+  uint64_t iam_cache_max_ms = 12ull * 3600 * 1000;
+  uint64_t audit_records = 100'000;
 
   std::string fn_types_dir;     // empty: share/dsec/fn_types beside this program, or the source's
   uint64_t fn_workers_max = 0;  // 0: four a core, at least 8

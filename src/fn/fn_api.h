@@ -25,9 +25,10 @@ class FnApi {
   // answers the kept result. When the coroutine is cancelled or its deadline passes, a call whose
   // op_id the client chose goes on to its end; any other is ended.
   virtual runtime::Task<v1::FnResult> Call(v1::FnCall call, runtime::Deadline deadline) = 0;
-  // The result of an earlier call: kNotFound fn.op_not_found; kUnavailable fn.still_running when
-  // the deadline passes first.
-  virtual runtime::Task<v1::FnResult> Result(std::string op_id, runtime::Deadline deadline) = 0;
+  // The result of an earlier call of the project (op_ids are the project's own): kNotFound
+  // fn.op_not_found; kUnavailable fn.still_running when the deadline passes first.
+  virtual runtime::Task<v1::FnResult> Result(std::string project, std::string op_id,
+                                             runtime::Deadline deadline) = 0;
 
   // Task types: of the node's folder and what was put. kInvalidArgument with the field.
   virtual std::vector<v1::FnTaskType> Types() const = 0;

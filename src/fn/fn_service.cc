@@ -155,7 +155,8 @@ runtime::Task<v1::FnResult> FnService::CallHere(v1::FnCall call, Deadline deadli
     co_return co_await Await(std::move(*op), false, deadline);
   }
   DSEC_CO_TRY_VOID(ParseOpId(call.op_id(), "op_id"));
-  if (const OpPtr known = ops_.Find(call.op_id())) {
+  const std::string key = OpKey(call.project(), call.op_id());
+  if (const OpPtr known = ops_.Find(key)) {
     if (known->digest != CallDigest(call)) {
       co_return Error(Code::kAlreadyExists, "fn.op_id_reused",
                       fmt::format("op_id: {} was given to another call", call.op_id()))
@@ -169,7 +170,7 @@ runtime::Task<v1::FnResult> FnService::CallHere(v1::FnCall call, Deadline deadli
       metrics_.op_joins.Add();
       co_return co_await Await(known, true, deadline);
     }
-    ops_.Forget(call.op_id());
+    ops_.Forget(key);
   }
   auto op = co_await Begin(std::move(call));
   if (!op.ok()) co_return std::move(op).error();
@@ -194,6 +195,7 @@ runtime::Task<FnService::OpPtr> FnService::Begin(v1::FnCall call) {
   op->chosen = !call.op_id().empty();
   if (op->chosen) {
     op->digest = CallDigest(call);
+    op->key = OpKey(call.project(), call.op_id());
   } else {
     call.set_op_id(NewUlid(*options_.clock));
   }
@@ -206,7 +208,7 @@ runtime::Task<FnService::OpPtr> FnService::Begin(v1::FnCall call) {
   if (!op->running) {
     running_.erase(op);
     running_bytes_ -= op->bytes;
-    if (op->chosen) ops_.Forget(op->call.op_id());
+    if (op->chosen) ops_.Forget(op->key);
     co_return refuse(StoppingError());
   }
   co_return op;
@@ -269,13 +271,15 @@ runtime::Task<v1::FnResult> FnService::Await(OpPtr op, bool existed, Deadline de
   co_return end;
 }
 
-runtime::Task<v1::FnResult> FnService::Result(std::string op_id, Deadline deadline) {
-  return runtime::On(home_, ResultHere(std::move(op_id), deadline));
+runtime::Task<v1::FnResult> FnService::Result(std::string project, std::string op_id,
+                                              Deadline deadline) {
+  return runtime::On(home_, ResultHere(std::move(project), std::move(op_id), deadline));
 }
 
-runtime::Task<v1::FnResult> FnService::ResultHere(std::string op_id, Deadline deadline) {
+runtime::Task<v1::FnResult> FnService::ResultHere(std::string project, std::string op_id,
+                                                  Deadline deadline) {
   DSEC_CO_TRY_VOID(ParseOpId(op_id, "op_id"));
-  const OpPtr op = ops_.Find(op_id);
+  const OpPtr op = ops_.Find(OpKey(project, op_id));
   if (op == nullptr) {
     co_return Error(Code::kNotFound, "fn.op_not_found",
                     fmt::format("op_id: no call {} is known; results are kept for a time", op_id))

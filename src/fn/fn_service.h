@@ -52,7 +52,8 @@ class FnService final : public FnApi {
   runtime::Task<void> Tick();
 
   runtime::Task<v1::FnResult> Call(v1::FnCall call, runtime::Deadline deadline) override;
-  runtime::Task<v1::FnResult> Result(std::string op_id, runtime::Deadline deadline) override;
+  runtime::Task<v1::FnResult> Result(std::string project, std::string op_id,
+                                     runtime::Deadline deadline) override;
   std::vector<v1::FnTaskType> Types() const override;
   runtime::Task<v1::FnTaskType> PutType(v1::FnTaskType type, runtime::Deadline deadline) override;
   runtime::Task<void> RemoveType(std::string name, runtime::Deadline deadline) override;
@@ -68,7 +69,8 @@ class FnService final : public FnApi {
             GpuInventory gpus);
 
   runtime::Task<v1::FnResult> CallHere(v1::FnCall call, runtime::Deadline deadline);
-  runtime::Task<v1::FnResult> ResultHere(std::string op_id, runtime::Deadline deadline);
+  runtime::Task<v1::FnResult> ResultHere(std::string project, std::string op_id,
+                                         runtime::Deadline deadline);
   runtime::Task<OpPtr> Begin(v1::FnCall call);
   // Whether the node holds as many calls as it may, in whatever line they stand.
   dsec::Result<void> CheckRoom(uint64_t bytes) const;

@@ -20,6 +20,7 @@ namespace dsec::fn {
 // One call on its way. It ends exactly once: `end` is set, then `done`.
 struct Op {
   v1::FnCall call;
+  std::string key;  // OpKey, of one whose client knows the op_id
   std::shared_ptr<const v1::FnTaskType> type;
   std::string digest;   // of the call without its op_id
   uint64_t bytes = 0;   // of the call
@@ -29,6 +30,9 @@ struct Op {
   runtime::Running running;
   bool given_up = false;  // cancelled by its client
 };
+
+// What stands for an op_id of a project among those of all.
+std::string OpKey(const std::string& project, const std::string& op_id);
 
 struct OpBounds {
   size_t count = 10'000;
@@ -43,16 +47,16 @@ class OpTable {
   OpTable(OpBounds bounds, const Clock& clock) : bounds_(bounds), clock_(clock) {}
 
   // Null when it is not known.
-  std::shared_ptr<Op> Find(const std::string& op_id);
+  std::shared_ptr<Op> Find(const std::string& key);
   void Add(std::shared_ptr<Op> op);
   // It has ended: keeps its result; an error is not kept, as the call has not run.
   void Ended(const std::shared_ptr<Op>& op);
-  void Forget(const std::string& op_id);
+  void Forget(const std::string& key);
   void DropOld();
 
  private:
   struct Kept {
-    std::string op_id;
+    std::string key;
     uint64_t bytes;
     MonoTime at;
   };

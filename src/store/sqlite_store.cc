@@ -59,6 +59,8 @@ SqliteStore::SqliteStore(Database database, const Clock& clock)
 SqliteStore::~SqliteStore() = default;
 
 Result<void> SqliteStore::Prepare() {
+  // Control state has no other copy: it is on the disk before it is answered.
+  DSEC_TRY_VOID(database_.Execute("PRAGMA synchronous=FULL"));
   DSEC_TRY_VOID(database_.Execute(kSchema));
   DSEC_TRY(auto version, database_.Prepare("PRAGMA user_version"));
   DSEC_TRY_VOID(version.Step());

@@ -16,8 +16,8 @@
 namespace dsec::store {
 
 // The store of a single machine: one SQLite file, used by one thread of its own. A commit that was
-// answered survives kill -9 of the process. Leases count from the moment of opening again after a
-// restart. Must end before its shards do.
+// answered survives kill -9 of the process and a crash of the host. Leases count from the moment of
+// opening again after a restart. Must end before its shards do.
 class SqliteStore final : public Store {
  public:
   // Watchers that are more than this many changes behind are told store.compacted.

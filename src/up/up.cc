@@ -23,6 +23,7 @@
 #include "runtime/shards.h"
 #include "sandbox/backends/container/container_backend.h"
 #include "sandbox/backends/fncall/fncall_backend.h"
+#include "up/control.h"
 #include "up/layer_catalog.h"
 #include "up/node.h"
 
@@ -80,7 +81,7 @@ void SetUpLog(const config::NodeConfig& config) {
 }
 
 runtime::Task<void> StopAll(edge::Edge* edge, fn::FnService* fn, apiserver::ApiServer* server,
-                            bool stop_sandboxes) {
+                            Control* control, bool stop_sandboxes) {
   if (stop_sandboxes) {
     auto stopped =
         co_await edge->StopSandboxes(std::chrono::milliseconds(0), Deadline::After(seconds(60)));
@@ -93,6 +94,7 @@ runtime::Task<void> StopAll(edge::Edge* edge, fn::FnService* fn, apiserver::ApiS
   auto closed = co_await server->Stop(deadline);
   if (!closed.ok()) log::Warn("node.stop", {{"error", closed.error()}});
   auto stopped = co_await edge->Stop(deadline);
+  (void)co_await control->Stop();
   co_return stopped;
 }
 
@@ -115,13 +117,31 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   LayerCatalog catalog(mounts.catalog());
 
   auto shards = std::make_unique<runtime::Shards>(ShardCount(config));
-  DSEC_TRY(const auto edge, edge::Edge::Open(EdgeOptionsOf(config, backend->ScratchPath()), *shards,
-                                             {{v1::BACKEND_CONTAINER, backend.get()}}));
-  DSEC_TRY(const auto fn, fn::FnService::Open(std::move(fn_options), *shards, *fn_backend));
+  DSEC_TRY(auto control, Control::Open(config, key, *shards));
+  edge::EdgeOptions edge_options = EdgeOptionsOf(config, backend->ScratchPath());
+  edge_options.quota = &control->quota();
+  auto opened =
+      edge::Edge::Open(std::move(edge_options), *shards, {{v1::BACKEND_CONTAINER, backend.get()}});
+  if (!opened.ok()) {
+    control->Close(*shards);
+    return std::move(opened).error();
+  }
+  const auto edge = *std::move(opened);
+  control->Tell(edge.get());
+  auto opened_fn = fn::FnService::Open(std::move(fn_options), *shards, *fn_backend);
+  if (!opened_fn.ok()) {
+    control->Tell(nullptr);
+    control->Close(*shards);
+    return std::move(opened_fn).error();
+  }
+  const auto fn = *std::move(opened_fn);
   const auto end_shards = [&] {
+    control->Close(*shards);
     shards->Stop();
     edge->LetGo();
     fn->LetGo();
+    control->Tell(nullptr);
+    control.reset();
     shards.reset();
   };
   auto started = edge->Start();
@@ -134,6 +154,7 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
     end_shards();
     return std::move(swept).error();
   }
+  control->Settle(*shards);
   for (const std::string& line : *swept) log::Info("fn.swept", {{"what", line}});
   log::Info("node.started", {{"node_id", config.node_id},
                              {"adopted", started->adopted},
@@ -144,6 +165,9 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   options.listen = {config.listen};
   options.api_key = key;
   options.fn = fn.get();
+  options.iam = &control->directory();
+  options.audit = &control->audit();
+  options.quota = &control->quota();
   options.fn_max_cpu_ms = config.fn_max_wall_ms;
   options.default_exec_timeout = std::chrono::milliseconds(config.default_exec_timeout_ms);
   auto server = apiserver::ApiServer::Start(*shards, *edge, catalog, options);
@@ -159,8 +183,8 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   while (read(signals, &info, sizeof info) != sizeof info) {
   }
   log::Info("node.stopping", {{"signal", info.ssi_signo}});
-  auto stopped =
-      runtime::BlockOn(shards->at(0), StopAll(edge.get(), fn.get(), server->get(), stop_sandboxes));
+  auto stopped = runtime::BlockOn(
+      shards->at(0), StopAll(edge.get(), fn.get(), server->get(), control.get(), stop_sandboxes));
   end_shards();
   server->reset();
   return stopped;

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "config/node_config.h"
+#include "edge/edge.h"
+#include "iam/audit_log.h"
+#include "iam/directory.h"
+#include "iam/quota_keeper.h"
+#include "runtime/shards.h"
+#include "store/sqlite_store.h"
+
+namespace dsec::up {
+
+// The control state of a node that is alone: the embedded store and what IAM makes of it.
+class Control {
+ public:
+  // Opens <state_dir>/control.db and <state_dir>/audit.db. `api_key` is the root principal's.
+  static Result<std::unique_ptr<Control>> Open(const config::NodeConfig& config,
+                                               const std::string& api_key, runtime::Shards& shards);
+  // Close must have been called.
+  ~Control();
+
+  iam::Directory& directory() { return *directory_; }
+  iam::QuotaKeeper& quota() { return *quota_; }
+  iam::AuditLog& audit() { return *audit_; }
+
+  // Who is told when quota comes back; null before it ends.
+  void Tell(edge::Edge* edge) { told_->store(edge); }
+  // Brings the quotas in line with what the edge has adopted.
+  void Settle(runtime::Shards& shards);
+  // Ends what goes on in the background. Once; Close does it, from outside of the shards, unless it
+  // was done.
+  runtime::Task<void> Stop();
+  void Close(runtime::Shards& shards);
+
+ private:
+  Result<void> OpenParts(const config::NodeConfig& config, const std::string& api_key,
+                         const runtime::Executor& home);
+  Control() : told_(std::make_shared<std::atomic<edge::Edge*>>(nullptr)) {}
+
+  bool stopped_ = false;
+  const std::shared_ptr<std::atomic<edge::Edge*>> told_;
+  std::unique_ptr<store::SqliteStore> store_;
+  std::unique_ptr<iam::AuditLog> audit_;
+  std::unique_ptr<iam::Directory> directory_;
+  std::unique_ptr<iam::QuotaKeeper> quota_;
+};
+
+}  // namespace dsec::up
