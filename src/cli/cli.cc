@@ -43,6 +43,7 @@ int CliMain(int argc, char** argv, const std::vector<ExtraCommand>& extras) {
   AddCopyCommand(app, context);
   AddLayerCommands(app, context);
   AddFnCommands(app, context);
+  AddIamCommands(app, context);
   app.footer(
       "Exit codes: that of the command inside; 124 time limit, 125 platform, 126 cannot start, 127 "
       "no such program, "

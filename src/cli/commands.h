@@ -30,11 +30,12 @@ void AddExecCommands(CLI::App& app, Context& context);  // exec shell logs
 void AddCopyCommand(CLI::App& app, Context& context);   // cp
 void AddLayerCommands(CLI::App& app,
                       Context& context);  // layer build ls show verify du rm pack flatten
-void AddFnCommands(CLI::App& app, Context& context);  // fn run types pools
+void AddIamCommands(CLI::App& app, Context& context);  // iam ...
+void AddFnCommands(CLI::App& app, Context& context);   // fn run types pools
 
 // Flags that describe a sandbox; shared by create and run.
 struct CreateFlags {
-  std::string base, workspace, user, workdir, hostname, name, memory, disk, shm, ttl, idle,
+  std::string base, workspace, user, workdir, hostname, name, project, memory, disk, shm, ttl, idle,
       wait = "120";
   std::vector<std::string> toolkits, env, labels;
   double cpus = 0;

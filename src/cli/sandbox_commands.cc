@@ -349,6 +349,7 @@ void CreateFlags::AddTo(CLI::App& command) {
   command.add_option("--workdir,-w", workdir, "Working folder of commands");
   command.add_option("--hostname", hostname, "Host name inside");
   command.add_option("--name", name, "Unique name");
+  command.add_option("--project", project, "root/NAME/... that it belongs to (the key's own)");
   command.add_option("--wait", wait, "How long to wait for capacity and start")
       ->capture_default_str();
 }
@@ -379,7 +380,7 @@ Result<std::string> CreateFlags::ToJson() const {
   }
   for (const auto& [text, key] : {std::pair{&workspace, "workspace"}, std::pair{&user, "user"},
                                   std::pair{&workdir, "workdir"}, std::pair{&hostname, "hostname"},
-                                  std::pair{&name, "name"}}) {
+                                  std::pair{&name, "name"}, std::pair{&project, "project"}}) {
     if (!text->empty()) body[key] = *text;
   }
   if (!toolkits.empty()) body["toolkits"] = toolkits;
