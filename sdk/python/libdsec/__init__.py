@@ -15,6 +15,7 @@ from libdsec import errors
 from libdsec._async.client import DSecClient, Sandbox, Session
 from libdsec._async.files import Files
 from libdsec._async.fncall import Function
+from libdsec._async.iam import Iam
 from libdsec._async.process import Process
 from libdsec.errors import DSecError
 from libdsec.fncall import DSecFnCallArgs, FnFile, FnGpu, FnLimits, FnResult, FnStep, FnVerdict, function
@@ -36,7 +37,7 @@ from libdsec.types import (
 
 __all__ = [
     "DSecClient", "DSecContainerRunArgs", "DSecError", "DSecFnCallArgs", "End", "ExecResult", "Exited", "FileInfo",
-    "Files", "FnFile", "FnGpu", "FnLimits", "FnResult", "FnStep", "FnVerdict", "Function", "Killed", "OomKilled",
+    "Files", "FnFile", "FnGpu", "FnLimits", "FnResult", "FnStep", "FnVerdict", "Function", "Iam", "Killed", "OomKilled",
     "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout", "WatchEvent",
     "errors", "function",
 ]

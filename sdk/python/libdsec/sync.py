@@ -5,6 +5,7 @@ from libdsec import errors
 from libdsec._sync.client import DSecClient, Sandbox, Session
 from libdsec._sync.files import Files
 from libdsec._sync.fncall import Function
+from libdsec._sync.iam import Iam
 from libdsec._sync.process import Process
 from libdsec.errors import DSecError
 from libdsec.fncall import DSecFnCallArgs, FnFile, FnGpu, FnLimits, FnResult, FnStep, FnVerdict, function
@@ -26,7 +27,7 @@ from libdsec.types import (
 
 __all__ = [
     "DSecClient", "DSecContainerRunArgs", "DSecError", "DSecFnCallArgs", "End", "ExecResult", "Exited", "FileInfo",
-    "Files", "FnFile", "FnGpu", "FnLimits", "FnResult", "FnStep", "FnVerdict", "Function", "Killed", "OomKilled",
+    "Files", "FnFile", "FnGpu", "FnLimits", "FnResult", "FnStep", "FnVerdict", "Function", "Iam", "Killed", "OomKilled",
     "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout", "WatchEvent",
     "errors", "function",
 ]

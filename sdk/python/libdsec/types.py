@@ -42,7 +42,8 @@ class DSecContainerRunArgs:
         workdir: working folder of commands.
         hostname: host name inside.
         labels: free key/value pairs to find and delete by.
-        name: optional name, unique among live sandboxes.
+        name: optional name, unique among live sandboxes of its project.
+        project: ``root/team/...`` that it belongs to and is charged to; default is the key's own.
         entrypoint: argv of a main process; when it ends the sandbox ends.
     """
 
@@ -69,6 +70,7 @@ class DSecContainerRunArgs:
     labels: typing.Mapping[str, str] = dataclasses.field(default_factory=dict)
     name: typing.Optional[str] = None
     entrypoint: typing.Optional[typing.Sequence[str]] = None
+    project: typing.Optional[str] = None
 
     def to_wire(self) -> dict:
         """Returns the body of a create request, without ``request_id``.
@@ -119,6 +121,7 @@ class DSecContainerRunArgs:
             ("user", self.init_user),
             ("hostname", self.hostname),
             ("name", self.name),
+            ("project", self.project),
         ):
             if text is not None:
                 body[key] = text

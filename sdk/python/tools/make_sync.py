@@ -7,7 +7,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1] / "libdsec"
-FILES = ["client.py", "files.py", "fncall.py", "network.py", "process.py", "transport.py"]
+FILES = ["client.py", "files.py", "fncall.py", "iam.py", "network.py", "process.py", "transport.py"]
 REPLACEMENTS = [
     (r"\basync def\b", "def"),
     (r"\basync with\b", "with"),

@@ -11,6 +11,7 @@ from libdsec import fncall as _fn
 from libdsec._async import fncall as _fncall
 from libdsec._async import process as _process
 from libdsec._async.files import Files, PathLike
+from libdsec._async.iam import Iam
 from libdsec._async.process import Process
 from libdsec._async.transport import Transport
 
@@ -282,6 +283,11 @@ class DSecClient:
             raise errors.DSecError("call open() first", reason="client.not_open", code="FAILED_PRECONDITION")
         return self._opened
 
+    @property
+    def iam(self) -> Iam:
+        """Projects, principals, keys, grants, quotas, audit."""
+        return Iam(self._transport)
+
     async def run_container(self, args: types.DSecContainerRunArgs, *, timeout: float = 120.0,
                             request_id: typing.Optional[str] = None) -> Sandbox:
         """Makes a container sandbox and returns it when it is ready for commands.
@@ -327,8 +333,9 @@ class DSecClient:
 
     async def list(self, *, labels: typing.Optional[typing.Mapping[str, str]] = None,
                    states: typing.Sequence[str] = (), name: typing.Optional[str] = None, include_ended: bool = False,
-                   page_size: int = 500) -> typing.AsyncIterator[Sandbox]:
-        """Yields sandboxes page by page; ended ones only with ``include_ended``."""
+                   project: typing.Optional[str] = None, page_size: int = 500) -> typing.AsyncIterator[Sandbox]:
+        """Yields the sandboxes that the key sees, page by page; ended ones only with ``include_ended``; with ``project`` those of
+        it and of what is below."""
         token = None
         while True:
             url = "/v1/sandboxes" + _wire.query(
@@ -336,6 +343,7 @@ class DSecClient:
                 label=[f"{key}={value}" for key, value in (labels or {}).items()],
                 name=name,
                 include_ended=include_ended,
+                project=project,
                 page_size=page_size,
                 page_token=token,
             )

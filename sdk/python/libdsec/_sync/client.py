@@ -12,6 +12,7 @@ from libdsec import fncall as _fn
 from libdsec._sync import fncall as _fncall
 from libdsec._sync import process as _process
 from libdsec._sync.files import Files, PathLike
+from libdsec._sync.iam import Iam
 from libdsec._sync.process import Process
 from libdsec._sync.transport import Transport
 
@@ -283,6 +284,11 @@ class DSecClient:
             raise errors.DSecError("call open() first", reason="client.not_open", code="FAILED_PRECONDITION")
         return self._opened
 
+    @property
+    def iam(self) -> Iam:
+        """Projects, principals, keys, grants, quotas, audit."""
+        return Iam(self._transport)
+
     def run_container(self, args: types.DSecContainerRunArgs, *, timeout: float = 120.0,
                             request_id: typing.Optional[str] = None) -> Sandbox:
         """Makes a container sandbox and returns it when it is ready for commands.
@@ -328,8 +334,9 @@ class DSecClient:
 
     def list(self, *, labels: typing.Optional[typing.Mapping[str, str]] = None,
                    states: typing.Sequence[str] = (), name: typing.Optional[str] = None, include_ended: bool = False,
-                   page_size: int = 500) -> typing.Iterator[Sandbox]:
-        """Yields sandboxes page by page; ended ones only with ``include_ended``."""
+                   project: typing.Optional[str] = None, page_size: int = 500) -> typing.Iterator[Sandbox]:
+        """Yields the sandboxes that the key sees, page by page; ended ones only with ``include_ended``; with ``project`` those of
+        it and of what is below."""
         token = None
         while True:
             url = "/v1/sandboxes" + _wire.query(
@@ -337,6 +344,7 @@ class DSecClient:
                 label=[f"{key}={value}" for key, value in (labels or {}).items()],
                 name=name,
                 include_ended=include_ended,
+                project=project,
                 page_size=page_size,
                 page_token=token,
             )
