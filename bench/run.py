@@ -481,7 +481,7 @@ async def main():
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_python_warm_rate",
              "fncall_cpp", "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff",
-             "placement_rate", "placement_imbalance"]
+             "placement_rate", "placement_imbalance", "iam_check"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     named = [*names, *burst.FIGURES]
     unknown = wanted - set(named)
@@ -511,6 +511,11 @@ async def main():
             bench_fncall_trivial(figures, arguments.build)
         if wanted & {"placement_rate", "placement_imbalance"}:
             bench_placement(figures, arguments.build, wanted)
+        if "iam_check" in wanted:
+            import iam
+
+            figure = iam.run(count=400, width=4, projects=200, keys=1000)
+            figures.add(figure["name"], figure["value"], figure["unit"], figure["baseline"], **figure["detail"])
         if "layer_build" in wanted:
             import layers as layer_benchmark
 

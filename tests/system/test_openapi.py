@@ -292,7 +292,7 @@ def drive_delete_layer(api, _):
 # --- sandboxes ---
 
 FULL = {
-    "base": BASE, "toolkits": [], "backend": "container",
+    "base": BASE, "project": "root", "toolkits": [], "backend": "container",
     "limits": {"memory_bytes": 64 * MIB, "cpu_millis": 500, "pids": 64, "disk_bytes": 64 * MIB, "disk_inodes": 1 << 20,
                "shm_bytes": MIB, "open_files": 256, "output_bytes": MIB},
     "network": {"mode": "none"}, "ttl_ms": 600_000, "idle_ms": 600_000,
@@ -327,7 +327,7 @@ def drive_create_sandbox(api, box):
 @drives
 def drive_list_sandboxes(api, box):
     page = api.call("ListSandboxes", state=["running", "stopping"], label=["suite=openapi"], name="openapi",
-                    include_ended="true", page_size=1)
+                    include_ended="true", page_size=1, project="root")
     assert [s["id"] for s in page["sandboxes"]] == [box["id"]]
     other = api.sandbox(labels={"suite": "openapi"})
     pages = functools.partial(api.call, "ListSandboxes", label="suite=openapi", page_size=1)
@@ -787,6 +787,151 @@ def drive_submit(api, _):
 @drives
 def drive_ping(api, _):
     assert api.call("Ping") == "pong"
+
+
+# --- IAM ---
+
+PROJECT, RIGHTS = "root/openapi", ["sandbox.read", "sandbox.create"]
+QUOTA = {"live": 10, "creating": 5, "cpu_millis": 10_000, "memory_bytes": 1 << 30, "disk_bytes": 1 << 30, "starts_per_second": 100}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def iam_objects(api):
+    api.call("PutProject", project=PROJECT, body={})
+    api.call("PutPrincipal", principal="openapi", body={"kind": "agent", "project": PROJECT})
+
+
+def pages(api, name, key, **parameters):
+    """A list taken page by page is the whole list."""
+    every = api.call(name, page_size=1000, **parameters)[key]
+    first = api.call(name, page_size=1, **parameters)
+    rest = api.call(name, page_token=first["next_page_token"], page_size=1000, **parameters)[key] if first["next_page_token"] else []
+    assert first[key] + rest == every
+    return every
+
+
+@drives
+def drive_who_am_i(api, _):
+    assert api.call("WhoAmI")["principal"] == "root"
+
+
+@drives
+def drive_list_projects(api, _):
+    api.call("PutProject", project="root/openapi-list", body={})
+    assert {"root", PROJECT} <= {p["project"] for p in pages(api, "ListProjects", "projects")}
+
+
+@drives
+def drive_get_project(api, _):
+    assert api.call("GetProject", project=PROJECT)["used"]["live"] == 0
+
+
+@drives
+def drive_put_project(api, _):
+    made = api.call("PutProject", project="root/openapi-put", body={"description": "d", "rights": RIGHTS, "limits": QUOTA})
+    assert (made["rights"], made["limits"], made["effective_limits"]) == (RIGHTS[::-1], QUOTA, QUOTA)
+
+
+@drives
+def drive_delete_project(api, _):
+    api.call("PutProject", project="root/openapi-gone", body={})
+    api.call("DeleteProject", project="root/openapi-gone", status=204)
+    api.call("DeleteProject", project="root/openapi-gone", status=404)
+
+
+@drives
+def drive_put_grant(api, _):
+    put = functools.partial(api.call, "PutGrant", project=PROJECT, principal="openapi")
+    assert put(body={"role": "viewer"})["role"] == "viewer"
+    assert put(body={"rights": RIGHTS})["effective_rights"] == RIGHTS[::-1]
+
+
+@drives
+def drive_list_grants(api, _):
+    api.call("PutPrincipal", principal="openapi.two", body={"kind": "person", "project": PROJECT})
+    for principal in ("openapi", "openapi.two"):
+        api.call("PutGrant", project=PROJECT, principal=principal, body={"role": "viewer"})
+    assert [g["principal"] for g in pages(api, "ListGrants", "grants", project=PROJECT)] == ["openapi", "openapi.two"]
+
+
+@drives
+def drive_delete_grant(api, _):
+    api.call("PutGrant", project=PROJECT, principal="openapi", body={"role": "viewer"})
+    api.call("DeleteGrant", project=PROJECT, principal="openapi", status=204)
+    api.call("DeleteGrant", project=PROJECT, principal="openapi", status=404)
+
+
+@drives
+def drive_list_principals(api, _):
+    api.call("PutPrincipal", principal="openapi.list", body={"kind": "person", "project": PROJECT})
+    assert {"openapi", "openapi.list"} <= {p["principal"] for p in pages(api, "ListPrincipals", "principals")}
+
+
+@drives
+def drive_get_principal(api, _):
+    assert api.call("GetPrincipal", principal="openapi")["kind"] == "agent"
+
+
+@drives
+def drive_put_principal(api, _):
+    body = {"kind": "service", "project": PROJECT, "description": "d", "disabled": True}
+    made = api.call("PutPrincipal", principal="openapi.put", body=body)
+    assert {key: made[key] for key in body} == body
+
+
+@drives
+def drive_delete_principal(api, _):
+    api.call("PutPrincipal", principal="openapi.gone", body={"kind": "service", "project": PROJECT})
+    api.call("DeletePrincipal", principal="openapi.gone", status=204)
+    api.call("GetPrincipal", principal="openapi.gone", status=404)
+
+
+@drives
+def drive_make_key(api, _):
+    body = {"description": "d", "project": PROJECT, "rights": RIGHTS, "expires_unix_ms": 1 << 42}
+    made = api.call("MakeKey", principal="openapi", body=body, status=201)
+    assert made["secret"].startswith("dsec_" + made["key"]["key_id"] + "_")
+    assert {key: made["key"][key] for key in body} == dict(body, rights=RIGHTS[::-1])
+
+
+@drives
+def drive_list_keys(api, _):
+    for _ in range(2):
+        api.call("MakeKey", principal="openapi", body={}, status=201)
+    assert len(pages(api, "ListKeys", "keys", principal="openapi")) >= 2
+
+
+@drives
+def drive_revoke_key(api, _):
+    key = api.call("MakeKey", principal="openapi", body={}, status=201)["key"]["key_id"]
+    for _ in range(2):
+        api.call("RevokeKey", keyid=key, status=204)
+
+
+@drives
+def drive_list_roles(api, _):
+    assert {"owner", "manager", "developer", "agent", "viewer", "operator"} <= {r["role"] for r in pages(api, "ListRoles", "roles")}
+
+
+@drives
+def drive_put_role(api, _):
+    assert api.call("PutRole", role="openapi", body={"rights": RIGHTS, "description": "d"})["built_in"] is False
+    assert api.call("PutRole", role="owner", body={"rights": []}, status=409)["error"]["reason"] == "iam.role_built_in"
+
+
+@drives
+def drive_delete_role(api, _):
+    api.call("PutRole", role="openapi.gone", body={"rights": []})
+    api.call("DeleteRole", role="openapi.gone", status=204)
+
+
+@drives
+def drive_list_audit(api, _):
+    api.call("PutRole", role="openapi.audit", body={"rights": []})
+    page = api.call("ListAudit", principal="root", key_id="root", project="root", page_size=1)
+    assert (page["records"][0]["action"], page["records"][0]["outcome"]) == ("PUT /v1/iam/roles/{role}", "ok")
+    older = api.call("ListAudit", page_token=page["next_page_token"])["records"]
+    assert older[0]["outcome"] == "begun" and older[0]["seq"] < page["records"][0]["seq"]
 
 
 # --- the tests ---
