@@ -92,14 +92,16 @@ Task<void> Directory::Publish() {
   };
   auto built = co_await builder_->Run(std::move(build), Deadline::Never());
   if (!built.ok()) co_return std::move(built).error();
+  std::function<void()> changed;
   {
     std::lock_guard lock(mutex_);
     now_ = *std::move(built);
     heard_ = options_.clock->Mono();
+    changed = changed_;
   }
   news_.Set();
   news_.Reset();
-  if (changed_) changed_();
+  if (changed) changed();
   co_return Ok();
 }
 
@@ -157,6 +159,11 @@ boost::asio::awaitable<void> Directory::RemoveLeftovers(std::shared_ptr<const Sn
     auto removed = co_await store_.Commit(std::move(conditions), std::move(writes), Soon());
     if (!removed.ok() && removed.error().reason() != "store.version") co_return;
   }
+}
+
+void Directory::OnChange(std::function<void()> changed) {
+  std::lock_guard lock(mutex_);
+  changed_ = std::move(changed);
 }
 
 std::shared_ptr<const Snapshot> Directory::Now() const {

@@ -43,8 +43,8 @@ class Directory {
   // Ends the watch.
   runtime::Task<void> Stop();
 
-  // Called on `executor` after each new snapshot. Before the first shard uses this object.
-  void OnChange(std::function<void()> changed) { changed_ = std::move(changed); }
+  // Called on `executor` after each new snapshot from now on; any thread.
+  void OnChange(std::function<void()> changed);
 
   // --- any thread ---
   std::shared_ptr<const Snapshot> Now() const;
@@ -71,7 +71,6 @@ class Directory {
   store::Store& store_;
   const runtime::Executor executor_;
   const DirectoryOptions options_;
-  std::function<void()> changed_;
 
   // On `executor_` alone.
   Snapshot::Entries entries_;
@@ -81,6 +80,7 @@ class Directory {
 
   mutable std::mutex mutex_;
   std::shared_ptr<const Snapshot> now_;
+  std::function<void()> changed_;
   MonoTime heard_{};  // when the store answered last
   runtime::Gate gate_;
   runtime::Running follower_;
