@@ -312,6 +312,7 @@ struct ApiServer::Impl {
       auto may = co_await call.MayWith(*id, *access.right);
       co_return may;
     }
+    if (access.scope == Scope::kSandbox && access.audit != Audit::kNone) co_await NoteProject(call);
     if (access.scope == Scope::kRoot) {
       const iam::ProjectPath root;
       if (!access.right.has_value() && !caller.root()) {
@@ -325,6 +326,14 @@ struct ApiServer::Impl {
       co_return iam::Forbidden(caller, *access.right, caller.home);
     }
     co_return Ok();
+  }
+
+  // For the audit log of the root principal's calls, which nothing else asks for a project.
+  static boost::asio::awaitable<void> NoteProject(Call& call) {
+    auto id = call.Sandbox();
+    if (!id.ok()) co_return;
+    auto of = co_await call.edge().ProjectOf(*id);
+    if (of.ok()) call.project = *std::move(of);
   }
 
   // What is written down of a call; never bodies, queries or keys.
