@@ -2,16 +2,14 @@
 // layer build, ls, show, rm, verify, du; the rest is in pack_command.cc and collect_commands.cc.
 // They work on the layer store itself, with or without a running node.
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "cli/build_progress.h"
 #include "cli/collect_commands.h"
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -27,22 +25,11 @@ using image::LayerInfo;
 using nlohmann::json;
 
 constexpr char kDefaultStateDir[] = "/var/lib/dsec";
-constexpr size_t kMaxFirstTouch = 64 << 20;
 constexpr size_t kShownIdLength = 19;  // "sha256:" and the 12 digits that `layer` commands accept
 
-std::atomic<bool> interrupted = false;
-
-// The first Ctrl-C or SIGTERM ends the build in order, a second one at once.
-void CatchInterrupts() {
-  struct sigaction action = {};
-  action.sa_handler = [](int) { interrupted = true; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-}
-
 struct BuildFlags {
-  std::string kind, name, dir, tar, oci, docker, registry, ref, max_size, first_touch;
+  std::string kind, name, dir, tar, oci, docker, registry, ref, max_size, first_touch,
+      compress = "none";
   bool plain_http = false;
   std::vector<std::string> labels;
   uint64_t max_entries = 0;
@@ -85,48 +72,12 @@ std::string Join(const std::vector<std::string>& words, std::string_view between
   return fmt::format("{}", fmt::join(words, between));
 }
 
-// One line that is written over and over; nothing when stderr is no terminal.
-class ProgressLine {
- public:
-  explicit ProgressLine(bool wanted) : shown_(wanted && ::isatty(STDERR_FILENO) == 1) {}
-  ~ProgressLine() { Clear(); }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-
-  void Show(const image::Progress& progress) {
-    if (!shown_) return;
-    const char* phase = progress.phase == image::Progress::Phase::kFetch   ? "downloading"
-                        : progress.phase == image::Progress::Phase::kRead  ? "reading"
-                        : progress.phase == image::Progress::Phase::kWrite ? "writing the image"
-                                                                           : "publishing";
-    std::string text =
-        fmt::format("{}: {} entries, {}", phase, progress.entries, ShowSize(progress.bytes));
-    if (progress.total_bytes > 0 && progress.bytes <= progress.total_bytes) {
-      text += fmt::format(" of {} ({}%)", ShowSize(progress.total_bytes),
-                          progress.bytes * 100 / progress.total_bytes);
-    }
-    std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
-    std::fflush(stderr);
-    dirty_ = true;
-  }
-
-  void Clear() {
-    if (!dirty_) return;
-    std::fputs("\r\x1b[K", stderr);
-    std::fflush(stderr);
-    dirty_ = false;
-  }
-
- private:
-  bool shown_;
-  bool dirty_ = false;
-};
-
 Result<image::BuildRequest> ToRequest(const BuildFlags& flags) {
   image::BuildRequest request;
   DSEC_TRY(request.kind, image::ParseKind(flags.kind));
   request.name = flags.name;
   request.ref = flags.ref;
+  DSEC_TRY(request.compression, image::ParseCompression(flags.compress));
   DSEC_TRY(request.labels, ParseLabels(flags.labels));
   int sources = 0;
   const auto take = [&](const std::string& path, image::SourceKind kind) {
@@ -150,11 +101,7 @@ Result<image::BuildRequest> ToRequest(const BuildFlags& flags) {
     DSEC_TRY(request.limits.max_bytes, ParseSize(flags.max_size, "--max-size"));
   }
   if (flags.max_entries > 0) request.limits.max_entries = flags.max_entries;
-  if (!flags.first_touch.empty()) {
-    DSEC_TRY(const std::string text,
-             os::ReadFile(AT_FDCWD, flags.first_touch.c_str(), kMaxFirstTouch));
-    DSEC_TRY(request.first_touch, image::ParseFirstTouch(text));
-  }
+  DSEC_TRY(request.first_touch, ReadFirstTouch(flags.first_touch));
   return request;
 }
 
@@ -165,7 +112,7 @@ Result<void> Build(const LayerFlags& flags, bool as_json) {
   ProgressLine line(!as_json);
   auto built = store->Build(request, [&](const image::Progress& progress) {
     line.Show(progress);
-    return !interrupted;
+    return !Interrupted();
   });
   line.Clear();
   if (!built.ok()) return std::move(built).error();
@@ -285,7 +232,7 @@ Result<void> Verify(const LayerFlags& flags, bool as_json) {
   for (const std::string& ref : refs) {
     const auto verified = image::VerifyLayer(*store, ref, [&](const image::Progress& progress) {
       line.Show(progress);
-      return !interrupted;
+      return !Interrupted();
     });
     line.Clear();
     if (!verified.ok() && verified.error().reason() != "layer.corrupt") return verified.error();
@@ -383,6 +330,8 @@ void AddLayerCommands(CLI::App& app, Context& context) {
   build->add_option("--ref", from.ref, "Which image, when the source holds several");
   build->add_option("--first-touch", from.first_touch,
                     "File: what runs read first, a PATH or PATH<tab>OFFSET<tab>LENGTH a line");
+  build->add_option("--compress", from.compress, "none or lz4hc[:LEVEL], from 3 to 12")
+      ->capture_default_str();
   build->add_option("--label", from.labels, "KEY=VALUE (repeat)");
   build->add_option("--max-size", from.max_size, "Refuse more content than this (64g)");
   build->add_option("--max-entries", from.max_entries, "Refuse more entries than this (2000000)");

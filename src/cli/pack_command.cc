@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer pack (through the API of a node) and layer flatten (on the layer store itself).
+// layer pack (through the API of a node), layer flatten and layer compress (on the layer store
+// itself).
 #include "cli/pack_command.h"
 
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/build_progress.h"
 #include "cli/output.h"
 #include "http/error_body.h"
 #include "http/target.h"
@@ -27,8 +30,13 @@ struct PackFlags {
 };
 
 struct FlattenFlags {
-  std::string kind = "workspace", name;
+  std::string kind = "workspace", name, compress = "none";
   std::vector<std::string> labels, refs;
+};
+
+struct CompressFlags {
+  std::string ref, name, method = "lz4hc", first_touch;
+  std::vector<std::string> labels;
 };
 
 Result<void> Pack(const PackFlags& flags, Context& context, Connection& api) {
@@ -86,31 +94,69 @@ Result<void> Pack(const PackFlags& flags, Context& context, Connection& api) {
   return Ok();
 }
 
+// Makes a layer with a line of progress, and says what it has become.
+Result<void> ShowBuild(
+    bool as_json,
+    const std::function<Result<image::BuildReport>(const image::ProgressFn&)>& build) {
+  CatchInterrupts();
+  ProgressLine line(!as_json);
+  const auto built = build([&](const image::Progress& progress) {
+    line.Show(progress);
+    return !Interrupted();
+  });
+  line.Clear();
+  if (!built.ok()) return built.error();
+  const image::LayerInfo& layer = built->layer;
+  if (as_json) {
+    PrintJson({{"id", layer.id.str()},
+               {"kind", image::KindName(layer.kind)},
+               {"names", layer.names},
+               {"labels", layer.labels},
+               {"entries", layer.entries},
+               {"content_bytes", layer.content_bytes},
+               {"meta_bytes", layer.meta_bytes},
+               {"blob_bytes", layer.blob_bytes},
+               {"existed", built->existed},
+               {"warnings", built->warnings},
+               {"warning_count", built->warning_count}});
+    return Ok();
+  }
+  PrintWarnings(built->warnings, built->warning_count);
+  std::puts(layer.id.str().c_str());
+  std::fprintf(stderr, "%s: %llu entries, %s of content, %s stored\n",
+               built->existed ? "same as the existing" : "built",
+               static_cast<unsigned long long>(layer.entries),
+               ShowSize(layer.content_bytes).c_str(),
+               ShowSize(layer.meta_bytes + layer.blob_bytes).c_str());
+  return Ok();
+}
+
 Result<void> Flatten(const FlattenFlags& flags, const StoreOpener& open, bool as_json) {
   image::FlattenRequest request;
   request.refs = flags.refs;
   DSEC_TRY(request.kind, image::ParseKind(flags.kind));
   request.name = flags.name;
   DSEC_TRY(request.labels, ParseLabels(flags.labels));
+  DSEC_TRY(request.compression, image::ParseCompression(flags.compress));
   DSEC_TRY(const auto store, open());
   image::LayerMounts mounts(*store);
-  DSEC_TRY(const auto built, image::Flatten(*store, mounts, request, nullptr));
-  if (as_json) {
-    PrintJson({{"id", built.layer.id.str()},
-               {"kind", image::KindName(built.layer.kind)},
-               {"names", built.layer.names},
-               {"entries", built.layer.entries},
-               {"content_bytes", built.layer.content_bytes},
-               {"meta_bytes", built.layer.meta_bytes},
-               {"blob_bytes", built.layer.blob_bytes},
-               {"existed", built.existed},
-               {"warnings", built.warnings},
-               {"warning_count", built.warning_count}});
-    return Ok();
-  }
-  PrintWarnings(built.warnings, built.warning_count);
-  std::puts(built.layer.id.str().c_str());
-  return Ok();
+  return ShowBuild(as_json, [&](const image::ProgressFn& progress) {
+    return image::Flatten(*store, mounts, request, progress);
+  });
+}
+
+Result<void> Compress(const CompressFlags& flags, const StoreOpener& open, bool as_json) {
+  image::CompressRequest request;
+  request.ref = flags.ref;
+  request.name = flags.name;
+  DSEC_TRY(request.labels, ParseLabels(flags.labels));
+  DSEC_TRY(request.first_touch, ReadFirstTouch(flags.first_touch));
+  DSEC_TRY(request.compression, image::ParseCompression(flags.method));
+  DSEC_TRY(const auto store, open());
+  image::LayerMounts mounts(*store);
+  return ShowBuild(as_json, [&](const image::ProgressFn& progress) {
+    return image::CompressLayer(*store, mounts, request, progress);
+  });
 }
 
 }  // namespace
@@ -142,8 +188,25 @@ void AddPackCommands(CLI::App& layer, Context& context, StoreOpener open) {
   flatten->add_option("--name", flags->name, "NAME:TAG that will lead to the layer");
   flatten->add_option("--kind", flags->kind, "base, workspace or toolkit")->capture_default_str();
   flatten->add_option("--label", flags->labels, "KEY=VALUE (repeat)");
-  flatten->callback([flags, open = std::move(open), &context] {
+  flatten->add_option("--compress", flags->compress, "none or lz4hc[:LEVEL], from 3 to 12")
+      ->capture_default_str();
+  flatten->callback([flags, open, &context] {
     if (auto done = Flatten(*flags, open, context.json); !done.ok()) context.Fail(done.error());
+  });
+
+  const auto compress_flags = std::make_shared<CompressFlags>();
+  CLI::App* compress = layer.add_subcommand("compress", "Make the compressed form of a layer");
+  compress->add_option("ref", compress_flags->ref, "NAME:TAG or id")->required();
+  compress->add_option("--name", compress_flags->name, "NAME:TAG that will lead to the new layer");
+  compress
+      ->add_option("--method", compress_flags->method,
+                   "lz4hc[:LEVEL], from 3 to 12, or none for the plain form again")
+      ->capture_default_str();
+  compress->add_option("--first-touch", compress_flags->first_touch, "As of build");
+  compress->add_option("--label", compress_flags->labels, "KEY=VALUE (repeat)");
+  compress->callback([compress_flags, open = std::move(open), &context] {
+    auto done = Compress(*compress_flags, open, context.json);
+    if (!done.ok()) context.Fail(done.error());
   });
 }
 

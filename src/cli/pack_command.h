@@ -12,7 +12,8 @@ namespace dsec::cli {
 
 using StoreOpener = std::function<Result<std::unique_ptr<image::LayerStore>>()>;
 
-// Adds `pack` and `flatten` to the `layer` command; `open` opens the store that its flags name.
+// Adds `pack`, `flatten` and `compress` to the `layer` command; `open` opens the store that its
+// flags name.
 void AddPackCommands(CLI::App& layer, Context& context, StoreOpener open);
 
 }  // namespace dsec::cli

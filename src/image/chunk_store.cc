@@ -57,22 +57,26 @@ uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / un
 
 }  // namespace
 
-ChunkStore::ChunkStore(int dir, std::string name, os::UniqueFd file)
+ChunkStore::ChunkStore(int dir, std::string name, os::UniqueFd file, const Compression& compression)
     : dir_(dir),
       name_(std::move(name)),
       file_(std::move(file)),
       // Nobody outside can know which contents collide. Results do not depend on it.
       seed_(Rng::FromSystem().Next()),
+      compression_(compression),
+      compressor_(compression),
       partial_(kChunkBytes) {
   pending_.reserve(kPendingBytes + kChunkBytes);
 }
 
 ChunkStore::~ChunkStore() = default;
 
-Result<std::unique_ptr<ChunkStore>> ChunkStore::Create(int dir, std::string name) {
+Result<std::unique_ptr<ChunkStore>> ChunkStore::Create(int dir, std::string name,
+                                                       const Compression& compression) {
   os::UniqueFd file(::openat(dir, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return StoreError("make the blob");
-  return std::unique_ptr<ChunkStore>(new ChunkStore(dir, std::move(name), std::move(file)));
+  return std::unique_ptr<ChunkStore>(
+      new ChunkStore(dir, std::move(name), std::move(file), compression));
 }
 
 void ChunkStore::BeginFile() {
@@ -90,7 +94,7 @@ Result<void> ChunkStore::Write(uint64_t offset, std::span<const uint8_t> bytes) 
     }
     const size_t step = std::min<uint64_t>(bytes.size(), kChunkBytes - at);
     if (step == kChunkBytes) {
-      DSEC_TRY(const uint32_t chunk, Keep(bytes.first(step)));
+      DSEC_TRY(const uint32_t chunk, Keep(bytes.first(step), step));
       references_.push_back(chunk);
     } else {
       std::memset(partial_.data() + partial_end_, 0, at - partial_end_);
@@ -109,7 +113,7 @@ Result<void> ChunkStore::CloseChunk(uint64_t length) {
   const uint64_t padded = RoundUp(length, kBlock);
   std::memset(partial_.data() + partial_end_, 0, padded - partial_end_);
   partial_end_ = 0;
-  DSEC_TRY(const uint32_t chunk, Keep({partial_.data(), padded}));
+  DSEC_TRY(const uint32_t chunk, Keep({partial_.data(), padded}, length));
   references_.push_back(chunk);
   return Ok();
 }
@@ -128,36 +132,60 @@ Result<uint32_t> ChunkStore::EndFile(uint64_t size) {
   return first_reference_;
 }
 
-Result<uint32_t> ChunkStore::Keep(std::span<const uint8_t> bytes) {
-  if (IsZero(bytes)) return kHole;
-  const XXH128_hash_t hash = XXH3_128bits_withSeed(bytes.data(), bytes.size(), seed_);
-  const auto blocks = static_cast<uint32_t>(bytes.size() / kBlock);
+Result<uint32_t> ChunkStore::Keep(std::span<const uint8_t> blocks, uint64_t bytes) {
+  if (IsZero(blocks)) return kHole;
+  if (!compression_.on()) bytes = blocks.size();
+  const XXH128_hash_t hash = XXH3_128bits_withSeed(blocks.data(), blocks.size(), seed_ + bytes);
   const auto next = static_cast<uint32_t>(chunks_.size());
   const auto [known, added] = known_.try_emplace(Hash{hash.low64, hash.high64}, next);
   if (!added) {
-    DSEC_TRY(const bool same, Same(chunks_[known->second], bytes));
+    DSEC_TRY(const bool same, Same(chunks_[known->second], blocks, bytes));
     if (same) return known->second;
   }
-  if (kUnplaced - stored_blocks_ <= blocks) {
+  if (compression_.on()) {
+    const auto packed = compressor_.Compress(blocks.first(bytes));
+    if (!packed.empty()) return Append(packed, bytes, true);
+  }
+  return Append(blocks, bytes, false);
+}
+
+Result<uint32_t> ChunkStore::Append(std::span<const uint8_t> blocks, uint64_t bytes,
+                                    bool compressed) {
+  const auto count = static_cast<uint32_t>(blocks.size() / kBlock);
+  if (kUnplaced - stored_blocks_ <= count) {
     return Error(Code::kInvalidArgument, "layer.too_large", "more content than a layer can hold");
   }
-  chunks_.push_back({stored_blocks_, kUnplaced, blocks});
-  stored_blocks_ += blocks;
-  pending_.insert(pending_.end(), bytes.begin(), bytes.end());
+  const auto next = static_cast<uint32_t>(chunks_.size());
+  chunks_.push_back({.stored = stored_blocks_,
+                     .placed = kUnplaced,
+                     .blocks = count,
+                     .bytes = static_cast<uint32_t>(bytes) & INT32_MAX,
+                     .compressed = compressed ? 1U : 0U});
+  stored_blocks_ += count;
+  pending_.insert(pending_.end(), blocks.begin(), blocks.end());
   if (pending_.size() >= kPendingBytes) DSEC_TRY_VOID(Flush());
   return next;
 }
 
-// Whether a chunk of the same hash has the same bytes.
-Result<bool> ChunkStore::Same(const Chunk& chunk, std::span<const uint8_t> bytes) {
-  if (chunk.blocks * kBlock != bytes.size()) return false;
+Result<std::span<const uint8_t>> ChunkStore::Stored(const Chunk& chunk) {
   const uint64_t start = chunk.stored * kBlock;
-  if (start >= flushed_) {
-    return std::memcmp(pending_.data() + (start - flushed_), bytes.data(), bytes.size()) == 0;
+  const uint64_t size = chunk.blocks * kBlock;
+  if (start >= flushed_) return std::span<const uint8_t>(pending_).subspan(start - flushed_, size);
+  stored_.resize(size);
+  DSEC_TRY_VOID(ReadAt(file_.get(), stored_, start));
+  return std::span<const uint8_t>(stored_);
+}
+
+// Whether a chunk of the same hash has the same bytes.
+Result<bool> ChunkStore::Same(const Chunk& chunk, std::span<const uint8_t> blocks, uint64_t bytes) {
+  if (chunk.bytes != bytes) return false;
+  DSEC_TRY(std::span<const uint8_t> stored, Stored(chunk));
+  if (chunk.compressed != 0) {
+    unpacked_.resize(bytes);
+    DSEC_TRY_VOID(Compressor::Decompress(stored, unpacked_));
+    stored = unpacked_;
   }
-  compare_.resize(bytes.size());
-  DSEC_TRY_VOID(ReadAt(file_.get(), compare_, start));
-  return std::memcmp(compare_.data(), bytes.data(), bytes.size()) == 0;
+  return std::memcmp(stored.data(), blocks.data(), bytes) == 0;
 }
 
 Result<void> ChunkStore::Flush() {
@@ -169,6 +197,61 @@ Result<void> ChunkStore::Flush() {
   flushed_ += pending_.size();
   pending_.clear();
   return Ok();
+}
+
+bool ChunkStore::IsCompressed(uint32_t first_reference, uint64_t size) const {
+  if (!compression_.on()) return false;
+  const std::span file(references_.data() + first_reference, CountOf(size));
+  return std::ranges::any_of(
+      file, [this](uint32_t chunk) { return chunk != kHole && compressed(chunk); });
+}
+
+Result<void> ChunkStore::Settle(uint32_t first_reference, uint64_t size) {
+  if (!IsCompressed(first_reference, size)) return Ok();
+  const std::span file(references_.data() + first_reference, CountOf(size));
+  uint64_t plain = 0, saved = 0;  // blocks
+  for (const uint32_t number : file) {
+    if (number == kHole) continue;
+    const Chunk& chunk = chunks_[number];
+    const uint64_t blocks = RoundUp(chunk.bytes, kBlock) / kBlock;
+    plain += blocks;
+    saved += blocks - chunk.blocks;
+  }
+  const uint64_t map_bytes = RoundUp(size, kBlock) / kBlock * sizeof(uint64_t);
+  const bool worth = saved * 8 >= plain && saved * kBlock >= map_bytes * 4;
+  for (size_t i = 0; i < file.size(); ++i) {
+    if (worth && file[i] == kHole) {
+      DSEC_TRY(file[i], ZerosOf(std::min(kChunkBytes, size - i * kChunkBytes)));
+    } else if (!worth && file[i] != kHole) {
+      DSEC_TRY(file[i], PlainOf(file[i]));
+    }
+  }
+  return Ok();
+}
+
+// The same content in a chunk that is not compressed.
+Result<uint32_t> ChunkStore::PlainOf(uint32_t number) {
+  if (!compressed(number)) return number;
+  if (const auto known = plain_.find(number); known != plain_.end()) return known->second;
+  const Chunk chunk = chunks_[number];
+  DSEC_TRY(const auto stored, Stored(chunk));
+  unpacked_.resize(chunk.bytes);
+  DSEC_TRY_VOID(Compressor::Decompress(stored, unpacked_));
+  unpacked_.resize(RoundUp(chunk.bytes, kBlock));
+  DSEC_TRY(const uint32_t made, Append(unpacked_, chunk.bytes, false));
+  plain_.emplace(number, made);
+  return made;
+}
+
+// Linux 6.12 knows no holes among compressed clusters.
+Result<uint32_t> ChunkStore::ZerosOf(uint64_t bytes) {
+  if (const auto known = zeros_.find(bytes); known != zeros_.end()) return known->second;
+  const std::vector<uint8_t> zeros(RoundUp(bytes, kBlock));
+  const auto packed = compressor_.Compress({zeros.data(), bytes});
+  DSEC_TRY(const uint32_t made,
+           packed.empty() ? Append(zeros, bytes, false) : Append(packed, bytes, true));
+  zeros_.emplace(bytes, made);
+  return made;
 }
 
 void ChunkStore::Place(uint32_t chunk) {

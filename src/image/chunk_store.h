@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "image/compressor.h"
 #include "image/layer.h"
 #include "os/unique_fd.h"
 
@@ -27,9 +28,11 @@ class ChunkStore {
  public:
   static constexpr uint64_t kChunkBytes = 64 << 10;
   static constexpr uint32_t kHole = UINT32_MAX;
+  static_assert(kChunkBytes == Compressor::kMaxPiece);
 
   // Makes `name` below `dir`, which stays open as long as this lives.
-  static Result<std::unique_ptr<ChunkStore>> Create(int dir, std::string name);
+  static Result<std::unique_ptr<ChunkStore>> Create(int dir, std::string name,
+                                                    const Compression& compression = {});
   ~ChunkStore();
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
@@ -41,8 +44,16 @@ class ChunkStore {
   Result<uint32_t> EndFile(uint64_t size);
   static uint64_t CountOf(uint64_t size) { return (size + kChunkBytes - 1) / kChunkBytes; }
 
+  // Makes all chunks of a file of that size fit one form. A compressed file (one that has a
+  // compressed chunk) has no holes left; it saves an eighth of its blocks and four times what its
+  // longer map takes. Chunks of any other file are kept as they are. Once all files have ended.
+  Result<void> Settle(uint32_t first_reference, uint64_t size);
+  bool IsCompressed(uint32_t first_reference, uint64_t size) const;
+
   // The chunk's number or kHole.
   uint32_t chunk(uint32_t reference) const { return references_[reference]; }
+  bool compressed(uint32_t chunk) const { return chunks_[chunk].compressed != 0; }
+  uint32_t blocks(uint32_t chunk) const { return chunks_[chunk].blocks; }  // that it takes
 
   // Gives a chunk the next place in the blob unless it has one.
   void Place(uint32_t chunk);
@@ -64,16 +75,24 @@ class ChunkStore {
     uint32_t stored;  // block in the file
     uint32_t placed;
     uint32_t blocks;
+    uint32_t bytes : 31;  // of content; without compression with the zeros to its last block's end
+    uint32_t compressed : 1;
   };
   using Hash = std::array<uint64_t, 2>;
   struct HashOf {
     size_t operator()(const Hash& hash) const { return hash[0]; }
   };
 
-  ChunkStore(int dir, std::string name, os::UniqueFd file);
+  ChunkStore(int dir, std::string name, os::UniqueFd file, const Compression& compression);
   Result<void> CloseChunk(uint64_t length);
-  Result<uint32_t> Keep(std::span<const uint8_t> bytes);
-  Result<bool> Same(const Chunk& chunk, std::span<const uint8_t> bytes);
+  // `bytes` of content in whole blocks; in the last one zeros follow.
+  Result<uint32_t> Keep(std::span<const uint8_t> blocks, uint64_t bytes);
+  Result<uint32_t> Append(std::span<const uint8_t> blocks, uint64_t bytes, bool compressed);
+  Result<bool> Same(const Chunk& chunk, std::span<const uint8_t> blocks, uint64_t bytes);
+  // The blocks that are stored of a chunk, valid until the next call and the next Append.
+  Result<std::span<const uint8_t>> Stored(const Chunk& chunk);
+  Result<uint32_t> PlainOf(uint32_t chunk);
+  Result<uint32_t> ZerosOf(uint64_t bytes);
   Result<void> Flush();
   Result<void> CopyOut(const std::function<bool(uint64_t)>& proceed, FileDigest& digest);
 
@@ -84,6 +103,10 @@ class ChunkStore {
   std::vector<Chunk> chunks_;
   std::vector<uint32_t> references_;
   std::unordered_map<Hash, uint32_t, HashOf> known_;
+  Compression compression_;
+  Compressor compressor_;
+  std::unordered_map<uint32_t, uint32_t> plain_;  // of compressed chunks that are needed so, too
+  std::unordered_map<uint64_t, uint32_t> zeros_;  // chunks of compressed files, by their bytes
   uint32_t stored_blocks_ = 0;
   uint32_t placed_blocks_ = 0;
   bool in_order_ = true;  // each chunk was placed where it is stored
@@ -94,7 +117,8 @@ class ChunkStore {
   std::vector<uint8_t> pending_;  // whole chunks not written yet
   uint64_t flushed_ = 0;
   uint64_t space_checked_ = 0;
-  std::vector<uint8_t> compare_;
+  std::vector<uint8_t> stored_;
+  std::vector<uint8_t> unpacked_;
 };
 
 }  // namespace dsec::image

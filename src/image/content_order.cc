@@ -46,6 +46,18 @@ void PlaceBelow(const Tree& tree, uint32_t folder, ChunkStore& chunks) {
   }
 }
 
+Result<void> SettleBelow(const Tree& tree, uint32_t folder, ChunkStore& chunks) {
+  for (const auto& [name, entry] : tree.folder(folder).names) {
+    const Inode& inode = tree.inode(entry.inode);
+    if (inode.is_folder()) {
+      DSEC_TRY_VOID(SettleBelow(tree, inode.data, chunks));
+    } else if (inode.is_file()) {
+      DSEC_TRY_VOID(chunks.Settle(inode.data, inode.size));
+    }
+  }
+  return Ok();
+}
+
 }  // namespace
 
 Result<std::vector<FirstTouch>> ParseFirstTouch(std::string_view text) {
@@ -73,6 +85,10 @@ Result<std::vector<FirstTouch>> ParseFirstTouch(std::string_view text) {
     touch.length = *length;
   }
   return list;
+}
+
+Result<void> SettleContent(const Tree& tree, ChunkStore& chunks) {
+  return SettleBelow(tree, Tree::kRoot, chunks);
 }
 
 void PlaceContent(const Tree& tree, const std::vector<FirstTouch>& first, ChunkStore& chunks,

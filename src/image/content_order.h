@@ -24,6 +24,9 @@ struct FirstTouch {
 // kInvalidArgument "layer.bad_first_touch" with the line.
 Result<std::vector<FirstTouch>> ParseFirstTouch(std::string_view text);
 
+// Settles all files of the tree (chunk_store.h). Before PlaceContent. Errors: of the store.
+Result<void> SettleContent(const Tree& tree, ChunkStore& chunks);
+
 // Places the chunks of all files of the tree: first the parts of `first`, in their order, then the
 // rest as a walk meets it, folders in byte order of their names. Chunks that no file of the tree
 // has get no place. A part that names no file of the tree is left out with a warning.

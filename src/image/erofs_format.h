@@ -19,6 +19,8 @@ inline constexpr uint32_t kMagic = 0xE0F5E1E2;
 
 inline constexpr uint32_t kCompatChecksum = 0x1;
 inline constexpr uint32_t kCompatMtime = 0x2;
+inline constexpr uint32_t kIncompatZeroPadding = 0x1;  // zeros in front of compressed bytes
+inline constexpr uint32_t kIncompatCompression = 0x2;  // configs, physical clusters of many blocks
 inline constexpr uint32_t kIncompatChunkedFile = 0x4;
 inline constexpr uint32_t kIncompatDeviceTable = 0x8;
 
@@ -49,6 +51,17 @@ struct SuperBlock {
 };
 static_assert(sizeof(SuperBlock) == 128);
 
+// Lies right behind the superblock where that says that there is compression.
+struct Lz4Config {
+  uint16_t bytes;  // of what follows
+  uint16_t max_distance;
+  uint16_t max_blocks;  // of a physical cluster
+  std::array<uint8_t, 10> reserved;
+};
+static_assert(sizeof(Lz4Config) == 16);
+inline constexpr uint16_t kLz4 = 1;  // of `compression`: this and no other algorithm
+inline constexpr uint16_t kLz4ConfigBytes = sizeof(Lz4Config) - sizeof(uint16_t);
+
 inline constexpr uint64_t kSlotBytes = 128;
 struct DeviceSlot {
   std::array<uint8_t, 64> tag;
@@ -60,7 +73,12 @@ static_assert(sizeof(DeviceSlot) == kSlotBytes);
 
 inline constexpr uint64_t kNidBytes = 32;  // an inode's address is its number times this
 inline constexpr uint16_t kExtended = 0x1;
-enum Layout : uint16_t { kFlatPlain = 0 << 1, kFlatInline = 2 << 1, kChunkBased = 4 << 1 };
+enum Layout : uint16_t {
+  kFlatPlain = 0 << 1,
+  kCompressedFull = 1 << 1,
+  kFlatInline = 2 << 1,
+  kChunkBased = 4 << 1
+};
 inline constexpr uint32_t kNoBlock = UINT32_MAX;
 
 struct CompactInode {
@@ -103,6 +121,28 @@ struct ChunkIndex {
   uint32_t block;   // kNoBlock: a hole
 };
 static_assert(sizeof(ChunkIndex) == 8);
+
+// A compressed inode has, at a multiple of 8 behind its xattrs, a MapHeader and a ClusterIndex for
+// each logical cluster, here a block. An extent begins at a head; further clusters of it say how
+// far that is. Blocks are counted over all devices in a row.
+struct MapHeader {
+  uint32_t reserved;
+  uint16_t advise;
+  uint8_t algorithms;    // 0: LZ4
+  uint8_t cluster_bits;  // 0: a block
+  uint64_t reserved2;    // Z_EROFS_FULL_INDEX_ALIGN
+};
+static_assert(sizeof(MapHeader) == 16);
+inline constexpr uint16_t kBigClusters = 0x2;  // of `advise`: the first continuation has the blocks
+enum ClusterType : uint16_t { kPlainHead = 0, kLz4Head = 1, kContinuation = 2 };
+inline constexpr uint16_t kBlockCount = 1
+                                        << 11;  // flag of a `back` that is the blocks of the extent
+struct ClusterIndex {
+  uint16_t type;
+  uint16_t offset;  // of the extent in its head
+  uint32_t where;   // block of a head; of a continuation `back` and, in the upper half, `ahead`
+};
+static_assert(sizeof(ClusterIndex) == 8);
 
 struct Dirent {
   uint32_t nid_low;

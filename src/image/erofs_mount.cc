@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "image/erofs_writer.h"
 #include "image/fs.h"
 #include "image/root_calls.h"
 #include "os/file.h"
@@ -58,16 +59,23 @@ Result<os::UniqueFd> MountErofs(int meta_fd, int blob_fd) {
 
 }  // namespace
 
+Error MountRefused(int meta, const Error& cause) {
+  Error error = RootError(cause);
+  if (error.reason() == "layer.unreachable") return error;
+  // Without EROFS_FS_ZIP: z_erofs_parse_cfgs in fs/erofs/internal.h.
+  if (cause.sys_errno() == EOPNOTSUPP && HasCompressedFiles(meta)) {
+    return Error(Code::kUnavailable, "layer.compression_unsupported",
+                 "the layer is compressed, which this kernel cannot read (EROFS_FS_ZIP)")
+        .WithErrno(EOPNOTSUPP);
+  }
+  return Error(Code::kInternal, "layer.mount_failed", cause.message()).WithErrno(cause.sys_errno());
+}
+
 Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob,
                                                        uint32_t read_ahead_kib) {
   auto before = ErofsBackingDevices();
   auto mounted = MountErofs(meta, blob);  // opens the blob once more: may hang
-  if (!mounted.ok()) {
-    Error error = RootError(mounted.error());
-    if (error.reason() == "layer.unreachable") return error;
-    return Error(Code::kInternal, "layer.mount_failed", mounted.error().message())
-        .WithErrno(mounted.error().sys_errno());
-  }
+  if (!mounted.ok()) return MountRefused(meta, mounted.error());
   auto set =
       before.ok() ? SetReadAhead(*before, read_ahead_kib) : Result<void>(std::move(before).error());
   if (!set.ok()) log::Warn("layer.read_ahead_not_set", {{"error", set.error()}});

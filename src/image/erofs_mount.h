@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/error.h"
 #include "base/result.h"
 #include "os/unique_fd.h"
 
@@ -12,7 +13,11 @@ namespace dsec::image {
 // A detached EROFS mount (O_PATH) of a layer's metadata with the content in `blob`; read-only,
 // nodev, nosuid. Its content is read `read_ahead_kib` at a time; a failure to set that is logged.
 // May hang on the file system of the blob. kInternal "layer.mount_failed", kUnavailable
-// "layer.unreachable".
+// "layer.unreachable" or, for a compressed layer on a kernel that reads none,
+// "layer.compression_unsupported".
 Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob, uint32_t read_ahead_kib);
+
+// What a refusal of the kernel to mount the metadata is for MountLayer.
+Error MountRefused(int meta, const Error& cause);
 
 }  // namespace dsec::image

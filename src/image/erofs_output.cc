@@ -38,6 +38,18 @@ uint32_t Checksum(std::span<const uint8_t> block) {
   return Crc32c(bytes);
 }
 
+// None at all, or LZ4 as WriteErofs has it.
+bool GoodCompression(const erofs::SuperBlock& super, std::span<const uint8_t> block) {
+  constexpr uint32_t kCompressed = erofs::kIncompatZeroPadding | erofs::kIncompatCompression;
+  const uint32_t used = super.feature_incompat & kCompressed;
+  if (used == 0) return true;
+  erofs::Lz4Config config;
+  std::memcpy(&config, block.data() + erofs::kSuperOffset + sizeof(super), sizeof(config));
+  return used == kCompressed && super.compression == erofs::kLz4 && super.extra_slots == 0 &&
+         config.bytes == erofs::kLz4ConfigBytes && config.max_blocks > 0 &&
+         config.max_blocks <= ChunkStore::kChunkBytes / erofs::kBlockBytes;
+}
+
 }  // namespace
 
 namespace erofs {
@@ -85,19 +97,29 @@ Result<void> CheckSuperblock(int meta_fd) {
   }
   erofs::SuperBlock super;
   std::memcpy(&super, block.data() + erofs::kSuperOffset, sizeof(super));
-  constexpr uint32_t kFeatures = erofs::kIncompatChunkedFile | erofs::kIncompatDeviceTable;
+  constexpr uint32_t kPlain = erofs::kIncompatChunkedFile | erofs::kIncompatDeviceTable;
+  constexpr uint32_t kCompressed = erofs::kIncompatZeroPadding | erofs::kIncompatCompression;
+  const uint32_t features = super.feature_incompat & ~kCompressed;
   if (super.magic != erofs::kMagic || super.block_bits != erofs::kBlockBits ||
-      super.extra_devices != 1 || (super.feature_incompat & ~kFeatures) != 0 ||
-      (super.feature_incompat & erofs::kIncompatDeviceTable) == 0) {
-    return Error(
-        Code::kInternal, "layer.corrupt",
-        fmt::format("meta.erofs: magic {:x}, block bits {}, {} devices, features {:x}", super.magic,
-                    super.block_bits, super.extra_devices, super.feature_incompat));
+      super.extra_devices != 1 || (features & ~kPlain) != 0 ||
+      (features & erofs::kIncompatDeviceTable) == 0 || !GoodCompression(super, block)) {
+    return Error(Code::kInternal, "layer.corrupt",
+                 fmt::format("meta.erofs: magic {:x}, block bits {}, {} devices, features {:x}, "
+                             "compression {:x}",
+                             super.magic, super.block_bits, super.extra_devices,
+                             super.feature_incompat, super.compression));
   }
   if ((super.feature_compat & erofs::kCompatChecksum) != 0 && super.checksum != Checksum(block)) {
     return Error(Code::kInternal, "layer.corrupt", "meta.erofs: wrong checksum of its first block");
   }
   return Ok();
+}
+
+bool HasCompressedFiles(int meta_fd) {
+  erofs::SuperBlock super = {};
+  const ssize_t read = ::pread(meta_fd, &super, sizeof(super), erofs::kSuperOffset);
+  return read == static_cast<ssize_t>(sizeof(super)) &&
+         (super.feature_incompat & erofs::kIncompatCompression) != 0;
 }
 
 }  // namespace dsec::image

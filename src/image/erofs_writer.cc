@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "image/erofs_content.h"
 #include "image/erofs_format.h"
 #include "image/erofs_output.h"
 
@@ -21,14 +22,9 @@ namespace {
 
 using erofs::kBlockBytes;
 
-constexpr uint64_t kDevicePosition = erofs::kSuperOffset + sizeof(erofs::SuperBlock);
-constexpr uint64_t kFirstInode = kDevicePosition + sizeof(erofs::DeviceSlot);
-static_assert(kFirstInode % erofs::kNidBytes == 0);
+constexpr uint64_t kSuperEnd = erofs::kSuperOffset + sizeof(erofs::SuperBlock);
 constexpr std::array<uint8_t, 16> kUuid = {0xc1, 0xb9, 0xd5, 0xa2, 0x00, 0x00, 0x40, 0x00,
                                            0x80, 0x00, 0x64, 0x73, 0x65, 0x63, 0x20, 0x6c};
-constexpr uint16_t kBlobDevice = 1;
-constexpr uint32_t kChunkFormat = erofs::kChunkIndexes | 4;  // 2^4 blocks
-static_assert(ChunkStore::kChunkBytes == kBlockBytes << 4);
 // A folder's or link's last part is kept with the inode up to this size. It may not cross a block,
 // which costs a gap; from about 3,000 bytes on that is more than the rest of a block of its own.
 constexpr uint64_t kMaxInline = 3000;
@@ -102,10 +98,11 @@ class Writer {
     Order(Tree::kRoot);
     ChooseEpoch();
     ShareXattrs();
+    FindCompressed();
     DSEC_TRY_VOID(PlaceAll());
     PutSuper();
     for (const uint32_t index : order_) {
-      PutInode(index);
+      DSEC_TRY_VOID(PutInode(index));
       DSEC_TRY_VOID(Step());
     }
     out_.PadToBlock();
@@ -249,8 +246,14 @@ class Writer {
     return bytes;
   }
 
-  static uint64_t ChunksOf(const Inode& inode) {
-    return inode.is_file() ? ChunkStore::CountOf(inode.size) : 0;
+  // Without a compressed file the image is the one that no compression gives.
+  void FindCompressed() {
+    image_.compressed = std::ranges::any_of(order_, [this](uint32_t index) {
+      const Inode& inode = tree_.inode(index);
+      return inode.is_file() && chunks_.IsCompressed(inode.data, inode.size);
+    });
+    device_position_ =
+        RoundUp(kSuperEnd + (image_.compressed ? sizeof(erofs::Lz4Config) : 0), erofs::kSlotBytes);
   }
 
   // Bytes that the inode's own content has in the image.
@@ -268,7 +271,7 @@ class Writer {
 
   // Gives every inode its number and every folder that needs them its blocks.
   Result<void> PlaceAll() {
-    uint64_t position = kFirstInode;
+    uint64_t position = device_position_ + sizeof(erofs::DeviceSlot);
     std::vector<std::pair<uint32_t, uint64_t>> with_blocks;
     for (const uint32_t index : order_) {
       const Inode& inode = tree_.inode(index);
@@ -281,8 +284,8 @@ class Writer {
       uint64_t body = 0;
       position = RoundUp(position, erofs::kNidBytes);
       if (inode.is_file()) {
-        head = RoundUp(head, sizeof(erofs::ChunkIndex));
-        body = ChunksOf(inode) * sizeof(erofs::ChunkIndex);
+        head = RoundUp(head, sizeof(uint64_t));
+        body = erofs::ContentOf(inode, chunks_).map_bytes;
       } else if (inode.is_folder() || inode.is_link()) {
         const uint64_t tail = size % kBlockBytes;
         place.tail_inline = tail > 0 && tail <= kMaxInline;
@@ -308,6 +311,8 @@ class Writer {
       places_[index].block = static_cast<uint32_t>(block);
       block += blocks;
     }
+    // Compressed content is found by its block in all devices in a row.
+    if (image_.compressed && block + chunks_.placed_blocks() >= erofs::kNoBlock) return TooLarge();
     blocks_ = block;
     return Ok();
   }
@@ -331,15 +336,26 @@ class Writer {
     super.uuid = kUuid;
     super.feature_incompat = erofs::kIncompatChunkedFile | erofs::kIncompatDeviceTable;
     super.extra_devices = 1;
-    super.device_slot = kDevicePosition / erofs::kSlotBytes;
+    super.device_slot = static_cast<uint16_t>(device_position_ / erofs::kSlotBytes);
+    if (image_.compressed) {
+      super.feature_incompat |= erofs::kIncompatZeroPadding | erofs::kIncompatCompression;
+      super.compression = erofs::kLz4;
+    }
     out_.Put(super);
+    if (image_.compressed) {
+      out_.Put(erofs::Lz4Config{.bytes = erofs::kLz4ConfigBytes,
+                                .max_distance = UINT16_MAX,
+                                .max_blocks = ChunkStore::kChunkBytes / kBlockBytes,
+                                .reserved = {}});
+    }
+    out_.PadTo(device_position_);
     erofs::DeviceSlot slot = {};
     slot.blocks = chunks_.placed_blocks();
     slot.mapped_block = super.blocks;
     out_.Put(slot);
   }
 
-  void PutInode(uint32_t index) {
+  Result<void> PutInode(uint32_t index) {
     const Inode& inode = tree_.inode(index);
     const Place& place = places_[index];
     out_.PadTo(place.nid * erofs::kNidBytes);
@@ -349,8 +365,9 @@ class Writer {
     uint16_t layout = erofs::kFlatPlain;
     uint32_t data = place.block;
     if (inode.is_file()) {
-      layout = erofs::kChunkBased;
-      data = kChunkFormat;
+      const erofs::Content content = erofs::ContentOf(inode, chunks_);
+      layout = content.layout;
+      data = content.data;
     } else if (place.tail_inline) {
       layout = erofs::kFlatInline;
     } else if (!inode.is_folder() && !inode.is_link()) {
@@ -393,12 +410,14 @@ class Writer {
     }
     PutXattrs(index);
     if (inode.is_file()) {
-      PutChunkMap(inode);
-    } else if (place.tail_inline && listing) {
+      return erofs::PutContentMap(inode, chunks_, static_cast<uint32_t>(blocks_), out_);
+    }
+    if (place.tail_inline && listing) {
       PutListing(*listing, listing->ends.size() - 1);
     } else if (place.tail_inline) {
       out_.Put(tree_.target(inode));
     }
+    return Ok();
   }
 
   void PutXattrs(uint32_t index) {
@@ -422,19 +441,6 @@ class Writer {
     out_.Put(std::string_view(xattr.suffix));
     out_.Put(std::string_view(xattr.value));
     out_.PadTo(end);
-  }
-
-  void PutChunkMap(const Inode& inode) {
-    out_.PadTo(RoundUp(out_.position(), sizeof(erofs::ChunkIndex)));
-    for (uint64_t i = 0; i < ChunksOf(inode); ++i) {
-      const uint32_t chunk = chunks_.chunk(static_cast<uint32_t>(inode.data + i));
-      const bool hole = chunk == ChunkStore::kHole;
-      out_.Put(erofs::ChunkIndex{
-          .block_high = 0,
-          .device = hole ? uint16_t{0} : kBlobDevice,
-          .block = hole ? erofs::kNoBlock : chunks_.block(chunk),
-      });
-    }
   }
 
   void PutListing(const Listing& listing, size_t block) {
@@ -483,6 +489,7 @@ class Writer {
   std::vector<const Xattr*> shared_;
   std::unordered_map<const Xattr*, uint32_t> shared_ids_;
   uint64_t shared_bytes_ = 0;
+  uint64_t device_position_ = 0;
   uint64_t xattr_block_ = 0;
   uint64_t blocks_ = 0;
   uint64_t steps_ = 0;

@@ -16,12 +16,28 @@ Error BadStack(std::string field, std::string message) {
       .WithField(std::move(field));
 }
 
+using HeldLayers = std::vector<std::shared_ptr<const MountedLayer>>;
+
+// Reads the layers, lowest first, as the kernel shows them; `held` outlives the build.
+void ReadFrom(const HeldLayers& held, BuildRequest& build) {
+  const ImportLimits limits = build.limits;
+  build.open = [&held, limits](Warnings& warnings) -> Result<std::unique_ptr<ImageReader>> {
+    OverlayFolders stack;
+    for (const auto& layer : held) {
+      DSEC_TRY(auto root, os::OpenAt(layer->fd(), ".", O_RDONLY | O_DIRECTORY));
+      stack.folders.push_back(std::move(root));
+    }
+    stack.config = held.front()->info().config;
+    return OpenOverlayFolders(std::move(stack), limits, warnings);
+  };
+}
+
 }  // namespace
 
 Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const FlattenRequest& request,
                             const ProgressFn& progress) {
   if (request.refs.size() < 2) return BadStack("refs", "give at least two layers");
-  std::vector<std::shared_ptr<const MountedLayer>> held;
+  HeldLayers held;
   std::string ids;
   for (size_t i = 0; i < request.refs.size(); ++i) {
     DSEC_TRY(const LayerInfo info, store.Find(request.refs[i]));
@@ -45,16 +61,32 @@ Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const Flatte
   build.path = "flattened layers";
   build.labels = request.labels;
   build.labels["dsec.flatten.layers"] = ids;
-  build.open = [&](Warnings& warnings) -> Result<std::unique_ptr<ImageReader>> {
-    OverlayFolders stack;
-    for (const auto& layer : held) {
-      DSEC_TRY(auto root, os::OpenAt(layer->fd(), ".", O_RDONLY | O_DIRECTORY));
-      stack.folders.push_back(std::move(root));
-    }
-    stack.config = lowest.config;
-    return OpenOverlayFolders(std::move(stack), build.limits, warnings);
-  };
+  build.compression = request.compression;
+  ReadFrom(held, build);
   return store.Build(build, progress);
+}
+
+Result<BuildReport> CompressLayer(LayerStore& store, LayerMounts& mounts,
+                                  const CompressRequest& request, const ProgressFn& progress) {
+  DSEC_TRY(const LayerInfo info, store.Find(request.ref));
+  DSEC_TRY(auto mounted, mounts.Acquire(info.id));
+  const HeldLayers held = {std::move(mounted)};
+  BuildRequest build;
+  build.kind = info.kind;
+  build.name = request.name;
+  build.path = "layer " + info.id.str();
+  build.labels = info.labels;
+  build.labels.erase(kCompressedLabel);
+  for (const auto& [key, value] : request.labels) build.labels[key] = value;
+  build.labels["dsec.compress.layer"] = info.id.str();
+  build.first_touch = request.first_touch;
+  build.compression = request.compression;
+  ReadFrom(held, build);
+  if (!progress) return store.Build(build, nullptr);
+  return store.Build(build, [&](Progress state) {
+    if (state.phase == Progress::Phase::kRead) state.total_bytes = info.content_bytes;
+    return progress(state);
+  });
 }
 
 }  // namespace dsec::image

@@ -16,6 +16,15 @@ struct FlattenRequest {
   LayerKind kind = LayerKind::kWorkspace;
   std::string name;  // NAME[:TAG]; empty: the layer is reached by its id alone
   std::map<std::string, std::string> labels;
+  Compression compression;
+};
+
+struct CompressRequest {
+  std::string ref;
+  std::string name;  // NAME[:TAG]; empty: the layer is reached by its id alone
+  std::map<std::string, std::string> labels;
+  std::vector<FirstTouch> first_touch;  // as in a build
+  Compression compression;              // none: the plain form again
 };
 
 // One layer that shows over any base what the layers show there one over the other. With a base as
@@ -25,5 +34,10 @@ struct FlattenRequest {
 // store.
 Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const FlattenRequest& request,
                             const ProgressFn& progress);
+
+// The same tree of the same kind with its content in another form. The new layer has the labels of
+// the old one and "dsec.compress.layer", its id. As LayerStore::Build. `mounts` is of the store.
+Result<BuildReport> CompressLayer(LayerStore& store, LayerMounts& mounts,
+                                  const CompressRequest& request, const ProgressFn& progress);
 
 }  // namespace dsec::image

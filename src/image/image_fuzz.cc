@@ -75,15 +75,29 @@ void ReadTar(std::span<const uint8_t> data, bool inflate) {
   }
 }
 
+// What is compressed comes back, and what is no compressed piece is told from one.
+void Unpack(std::span<const uint8_t> data) {
+  const std::span<const uint8_t> piece = data.first(std::min(data.size(), Compressor::kMaxPiece));
+  std::vector<uint8_t> out(piece.size());
+  static_cast<void>(Compressor::Decompress(piece, out));
+  if (piece.empty()) return;
+  static Compressor compressor({Compression::kDefault});
+  const auto blocks = compressor.Compress(piece);
+  if (blocks.empty()) return;
+  DSEC_CHECK(blocks.size() % Compressor::kBlock == 0 && blocks.size() < piece.size());
+  DSEC_CHECK(Compressor::Decompress(blocks, out).ok());
+  DSEC_CHECK(std::equal(out.begin(), out.end(), piece.begin()));
+}
+
 // From tar to an image: whatever the archive, the tree is whole and the image well-formed.
-void BuildTar(std::span<const uint8_t> data, bool keep_whiteouts) {
+void BuildTar(std::span<const uint8_t> data, bool keep_whiteouts, const Compression& compression) {
   static const os::TempDir folder = *os::TempDir::Create("dsec-fuzz-");
   ::unlinkat(folder.fd(), kBlobName, 0);
   ::unlinkat(folder.fd(), kMetaName, 0);
   Warnings warnings;
   auto source = TarSource::Open(std::make_unique<BytesSource>(data), "fuzz", warnings);
   if (!source.ok()) return;
-  auto chunks = *ChunkStore::Create(folder.fd(), kBlobName);
+  auto chunks = *ChunkStore::Create(folder.fd(), kBlobName, compression);
   Tree tree;
   const ImportLimits limits{.max_bytes = 1 << 24, .max_entries = 1000, .max_depth = 16};
   TreeBuilder builder(tree, *chunks, {limits, keep_whiteouts}, warnings);
@@ -96,6 +110,7 @@ void BuildTar(std::span<const uint8_t> data, bool keep_whiteouts) {
     if (!more.ok() || !*more) break;
     if (!builder.Add(entry, **source).ok()) return;
   }
+  DSEC_CHECK(SettleContent(tree, *chunks).ok());
   PlaceContent(tree, {}, *chunks, warnings);
   const auto meta = *os::OpenAt(folder.fd(), kMetaName, O_RDWR | O_CREAT, 0600);
   const auto image = WriteErofs(tree, *chunks, meta.get(), nullptr);
@@ -112,7 +127,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsec::image;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 10) {
+  switch (data[0] % 11) {
     case 0: {
       const auto index = ParseIndex(text);
       if (index.ok()) static_cast<void>(Choose(*index, "ref"));
@@ -137,8 +152,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 6:
       ReadTar({data + 1, size - 1}, false);
-      BuildTar({data + 1, size - 1}, false);
-      BuildTar({data + 1, size - 1}, true);
+      BuildTar({data + 1, size - 1}, false, {});
+      BuildTar({data + 1, size - 1}, true, {Compression::kLowest});
       break;
     case 7:
       ReadTar({data + 1, size - 1}, true);
@@ -148,6 +163,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       DSEC_CHECK(!name.ok() || ParseLayerName(name->str())->str() == name->str());
       break;
     }
+    case 10:
+      Unpack({data + 1, size - 1});
+      break;
     default: {
       const auto lease = Lease::Parse(text);
       DSEC_CHECK(!lease.ok() || lease->Encode() == text);

@@ -290,7 +290,7 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   DSEC_TRY_VOID(RequireSpace(dir, image->least_bytes(), "the import"));
   DSEC_TRY_VOID(os::MakeDir(dir, "out", 0700));
   DSEC_TRY(const auto out, os::OpenAt(dir, "out", O_RDONLY | O_DIRECTORY));
-  DSEC_TRY(const auto chunks, ChunkStore::Create(out.get(), kBlobName));
+  DSEC_TRY(const auto chunks, ChunkStore::Create(out.get(), kBlobName, request.compression));
   Tree tree;
   TreeBuilder builder(tree, *chunks, {request.limits, request.kind != LayerKind::kBase}, warnings);
   builder.set_proceed([&] {
@@ -311,6 +311,7 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   report.read_ms = watch.Lap();
 
   if (request.kind != LayerKind::kBase) WarnOfHiddenLinks(tree, warnings);
+  DSEC_TRY_VOID(SettleContent(tree, *chunks));
   PlaceContent(tree, request.first_touch, *chunks, warnings);
   Manifest manifest;
   manifest.kind = request.kind;
@@ -340,6 +341,7 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   layer.source = request.path;
   layer.config = manifest.config;
   layer.labels = request.labels;
+  if (meta.compressed) layer.labels[kCompressedLabel] = DescribeCompression(request.compression);
   for (const auto& [file, text] :
        {std::pair(kManifestName, manifest.Encode()), std::pair(kOriginName, EncodeOrigin(layer))}) {
     DSEC_TRY_VOID(os::CreateFile(out.get(), file, text, 0600));

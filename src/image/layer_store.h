@@ -17,6 +17,7 @@
 #include "base/id.h"
 #include "base/result.h"
 #include "image/catalog.h"
+#include "image/compressor.h"
 #include "image/content_order.h"
 #include "image/entry.h"
 #include "image/layer.h"
@@ -42,7 +43,13 @@ struct BuildRequest {
   // What runs read first lies together at the front of the blob; part of the content and so of the
   // id. Empty: the order of a walk through the tree.
   std::vector<FirstTouch> first_touch;
+  // Part of the bytes and so of the id, as is the version of liblz4; kept as label
+  // kCompressedLabel.
+  Compression compression;
 };
+
+// On a layer with compressed files: DescribeCompression.
+inline constexpr char kCompressedLabel[] = "dsec.compressed";
 
 struct BuildReport {
   LayerInfo layer;

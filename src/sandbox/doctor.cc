@@ -20,6 +20,7 @@
 #include <functional>
 
 #include "base/result.h"
+#include "image/compress_probe.h"
 #include "os/file.h"
 #include "os/mount.h"
 #include "os/syscalls.h"
@@ -126,6 +127,14 @@ void ProbeFileSystems(Table& table, const std::string& dir) {
           : fmt::format("{}; needs Linux 6.12 with EROFS_FS_BACKED_BY_FILE; nothing replaces it",
                         erofs.error().message()));
   if (!erofs.ok()) return;
+  const auto compressed = image::ProbeCompressedLayers(dir);
+  table.Add(
+      "erofs_lz4", false, compressed.ok(), "mounted and read",
+      compressed.ok()
+          ? "compressed layers (dsec layer build --compress) can be used on this node"
+          : fmt::format("{}; without EROFS_FS_ZIP compressed layers cannot be used here; "
+                        "another node makes plain ones of them (dsec layer compress --method none)",
+                        compressed.error().message()));
   const auto overlay = MountOverlay(erofs->get());
   table.Add("overlay_by_fd", true, overlay.ok(), "lowerdir+ by descriptor, volatile",
             overlay.ok() ? "roots are built without a line in the host's mount table"

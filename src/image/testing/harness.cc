@@ -54,14 +54,16 @@ Result<LayerId> BuildOneFile(LayerStore& store, const std::string& content,
 
 Result<BuiltImage> BuildImage(const std::string& folder, const std::vector<std::string>& tars,
                               const TreeOptions& options, Warnings& warnings,
-                              const std::vector<FirstTouch>& first) {
+                              const std::vector<FirstTouch>& first,
+                              const Compression& compression) {
   DSEC_TRY(const auto dir, os::OpenAt(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY));
   ::unlinkat(dir.get(), kMetaName, 0);
   ::unlinkat(dir.get(), kBlobName, 0);
-  DSEC_TRY(const auto chunks, ChunkStore::Create(dir.get(), kBlobName));
+  DSEC_TRY(const auto chunks, ChunkStore::Create(dir.get(), kBlobName, compression));
   Tree tree;
   TreeBuilder builder(tree, *chunks, options, warnings);
   DSEC_TRY_VOID(Feed(builder, tars, warnings));
+  DSEC_TRY_VOID(SettleContent(tree, *chunks));
   PlaceContent(tree, first, *chunks, warnings);
   DSEC_TRY(const auto meta, os::OpenAt(dir.get(), kMetaName, O_RDWR | O_CREAT | O_EXCL, 0600));
   BuiltImage built;
@@ -89,10 +91,20 @@ Result<os::UniqueFd> MountImage(const std::string& folder) {
 
 std::string FsckImage(const std::string& folder) {
   const std::string log = folder + "/fsck.log";
-  const std::string command =
-      fmt::format("fsck.erofs --device={0}/{1} --extract {0}/{2} > {3} 2>&1", folder, kBlobName,
-                  kMetaName, log);
+  // Version 1.5 finds compressed content in the first device alone: all in a row are one.
+  const auto meta = os::OpenAt(AT_FDCWD, (folder + "/" + kMetaName).c_str(), O_RDONLY);
+  const bool in_a_row = meta.ok() && HasCompressedFiles(meta->get());
+  std::string image = kMetaName;
+  if (in_a_row) {
+    image = "in_a_row";
+    const std::string join =
+        fmt::format("cd {} && cat {} {} > {}", folder, kMetaName, kBlobName, image);
+    if (std::system(join.c_str()) != 0) return "cannot write the devices in a row";
+  }
+  const std::string command = fmt::format(
+      "fsck.erofs --device={0}/{1} --extract {0}/{2} > {3} 2>&1", folder, kBlobName, image, log);
   const int status = std::system(command.c_str());
+  if (in_a_row) ::unlink((folder + "/" + image).c_str());
   auto text = os::ReadFile(AT_FDCWD, log.c_str(), 1 << 20);
   ::unlink(log.c_str());
   if (!text.ok()) return text.error().ToString();

@@ -43,7 +43,8 @@ struct BuiltImage {
 // store does; files of that name are replaced.
 Result<BuiltImage> BuildImage(const std::string& folder, const std::vector<std::string>& tars,
                               const TreeOptions& options, Warnings& warnings,
-                              const std::vector<FirstTouch>& first = {});
+                              const std::vector<FirstTouch>& first = {},
+                              const Compression& compression = {});
 
 // The same tars unpacked by the kernel's file system into the empty folder `tree`: another
 // implementation of the same rules, in which the kernel resolves the names.
