@@ -54,6 +54,9 @@ constexpr Access kTable[] = {
     {"GET /v1/layers", Scope::kAny, Right::kLayerRead},
     {"GET /v1/layers/{ref}", Scope::kAny, Right::kLayerRead},
     {"DELETE /v1/layers/{ref}", Scope::kRoot, Right::kLayerManage, Audit::kAfter},
+    {"POST /v1/layers:collect", Scope::kRoot, Right::kLayerManage, Audit::kAfter},
+    {"GET /v1/layer_nodes", Scope::kRoot, Right::kLayerManage},
+    {"DELETE /v1/layer_nodes/{node}", Scope::kRoot, Right::kLayerManage, Audit::kAfter},
     // FnCall
     {"POST /v1/fn/call", Scope::kProject, Right::kFnCall, Audit::kAfter},
     {"POST /v1/fn/calls", Scope::kProject, Right::kFnCall, Audit::kAfter},

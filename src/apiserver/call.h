@@ -129,6 +129,11 @@ runtime::Task<void> ListLayers(Call& call);
 runtime::Task<void> GetLayer(Call& call);
 runtime::Task<void> DeleteLayer(Call& call);
 }  // namespace node_ops
+namespace layer_ops {
+runtime::Task<void> Collect(Call& call);
+runtime::Task<void> Nodes(Call& call);
+runtime::Task<void> ForgetNode(Call& call);
+}  // namespace layer_ops
 namespace sandbox_ops {
 runtime::Task<void> Create(Call& call);
 runtime::Task<void> Batch(Call& call);

@@ -242,6 +242,20 @@ Result<v1::RenewRequest> ReadRenew(std::string_view body) {
   return out;
 }
 
+Result<CollectOrder> ReadCollect(std::string_view body) {
+  constexpr uint64_t kMostMs = uint64_t{3650} * 24 * 3600 * 1000;
+  constexpr uint64_t kMostTimeMs = 86'400'000;
+  DSEC_TRY(const json object, ParseObject(body));
+  CollectOrder out;
+  Members members(object, "");
+  members.Number("unnamed_for_ms", &out.unnamed_for_ms, 0, kMostMs);
+  members.Number("grace_ms", &out.grace_ms, 0, kMostMs);
+  members.Flag("dry_run", &out.dry_run);
+  members.Number("timeout_ms", &out.timeout_ms, 1, kMostTimeMs);
+  DSEC_TRY_VOID(members.Finish());
+  return out;
+}
+
 Result<v1::SignalRequest> ReadSignal(std::string_view body) {
   DSEC_TRY(const json object, ParseObject(body));
   v1::SignalRequest out;

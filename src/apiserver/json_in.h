@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apiserver/layers_api.h"
 #include "base/result.h"
 #include "dsec/v1/aether.pb.h"
 #include "dsec/v1/edge.pb.h"
@@ -48,6 +49,7 @@ Result<BatchBody> ReadBatch(std::string_view body);
 Result<ExecBody> ReadExec(std::string_view body);
 Result<DeleteManyBody> ReadDeleteMany(std::string_view body);
 Result<v1::RenewRequest> ReadRenew(std::string_view body);
+Result<CollectOrder> ReadCollect(std::string_view body);
 Result<v1::SignalRequest> ReadSignal(std::string_view body);
 Result<v1::Tty> ReadTerminalSize(std::string_view body);
 Result<uint64_t> ReadCancel(std::string_view body);  // grace_ms

@@ -9,7 +9,7 @@
 namespace dsec::cli {
 
 // Adds `gc`, `nodes` and `forget` to the `layer` command; `open` opens the store that its flags
-// name.
+// name. Where those name none and a node is named (--url, DSEC_URL), they ask that node.
 void AddCollectCommands(CLI::App& layer, Context& context, StoreOpener open);
 
 }  // namespace dsec::cli

@@ -75,12 +75,14 @@ SharedCatalog::SharedCatalog(std::string root, std::chrono::milliseconds patienc
     : patience_(patience) {
   const auto ever = std::make_shared<std::atomic<bool>>(seen);
   names_ = std::make_shared<Handle>(root, ever);
-  rest_ = std::make_shared<Handle>(std::move(root), ever);
+  rest_ = std::make_shared<Handle>(root, ever);
+  collection_ = std::make_shared<Handle>(std::move(root), ever);
 }
 
 // Closing a database may hang, too.
 SharedCatalog::~SharedCatalog() {
-  for (auto [lane, handle] : {std::pair(&name_lane_, names_), std::pair(&rest_lane_, rest_)}) {
+  for (auto [lane, handle] : {std::pair(&name_lane_, names_), std::pair(&rest_lane_, rest_),
+                              std::pair(&collection_lane_, collection_)}) {
     static_cast<void>(lane->Run<void>(
         [handle]() -> Result<void> {
           handle->Drop();
@@ -175,6 +177,41 @@ Result<std::vector<LayerInfo>> SharedCatalog::List(const ListFilter& filter) {
 Result<CollectReport> SharedCatalog::DeleteRemoved() {
   return Ask<CollectReport>(rest_lane_, rest_, patience_,
                             [](LayerStore& store) { return store.DeleteRemoved(); });
+}
+
+Result<CollectReport> SharedCatalog::Collect(const CollectOptions& options,
+                                             std::chrono::milliseconds patience,
+                                             const std::stop_token& stop) {
+  const auto pending = std::make_shared<Pending<CollectReport>>();
+  pending->Join();
+  const std::stop_callback on_stop(
+      stop, [pending] { pending->Set(Unreachable("the daemon stops and does not wait for it")); });
+  collection_lane_.Post(
+      [handle = collection_, options, waiter = std::weak_ptr<Pending<CollectReport>>(pending)] {
+        if (waiter.expired()) return;
+        auto collect = [&]() -> Result<CollectReport> {
+          auto store = handle->Get();
+          if (!store.ok()) return RootError(std::move(store).error());
+          return (*store)->Collect(options);
+        };
+        auto report = collect();
+        if (!report.ok() && IsFailedConnection(report.error())) handle->Drop();
+        if (const auto still = waiter.lock()) still->Set(std::move(report));
+      });
+  auto report = pending->Wait(patience);
+  if (!report) return Unreachable("no answer in time");
+  return *std::move(report);
+}
+
+Result<std::vector<Lease>> SharedCatalog::Leases() {
+  return Ask<std::vector<Lease>>(rest_lane_, rest_, patience_,
+                                 [](LayerStore& store) { return ReadLeases(store.root()); });
+}
+
+Result<void> SharedCatalog::Forget(std::string_view node) {
+  return Ask<void>(rest_lane_, rest_, patience_, [name = std::string(node)](LayerStore& store) {
+    return ForgetNode(store.root(), name);
+  });
 }
 
 Result<void> SharedCatalog::Remove(std::string_view ref) {

@@ -7,12 +7,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
 #include "image/layer_store.h"
+#include "image/node_lease.h"
 #include "image/root_calls.h"
 
 namespace dsec::image {
@@ -41,6 +43,13 @@ class SharedCatalog {
   Result<void> Remove(std::string_view ref);
   // As that of LayerStore.
   Result<CollectReport> DeleteRemoved();
+  // As that of LayerStore, apart from all others. "layer.unreachable" after `patience` or when
+  // `stop` is asked for; what was begun goes on then.
+  Result<CollectReport> Collect(const CollectOptions& options, std::chrono::milliseconds patience,
+                                const std::stop_token& stop);
+  // As ReadLeases and ForgetNode.
+  Result<std::vector<Lease>> Leases();
+  Result<void> Forget(std::string_view node);
 
  private:
   class Handle;
@@ -53,10 +62,12 @@ class SharedCatalog {
   const std::chrono::milliseconds patience_;
   std::shared_ptr<Handle> names_;
   std::shared_ptr<Handle> rest_;
+  std::shared_ptr<Handle> collection_;
   mutable std::mutex mutex_;
   std::map<std::string, LayerInfo> known_;  // by reference
   RootLane name_lane_;
   RootLane rest_lane_;
+  RootLane collection_lane_;
 };
 
 }  // namespace dsec::image

@@ -56,4 +56,45 @@ runtime::Task<void> LayerCatalog::Remove(std::string ref, runtime::Deadline dead
   co_return removed;
 }
 
+runtime::Task<apiserver::CollectView> LayerCatalog::Collect(apiserver::CollectOrder order) {
+  const std::chrono::milliseconds time(order.timeout_ms);
+  auto collect = [this, order, time]() -> Result<apiserver::CollectView> {
+    image::CollectOptions options;
+    options.unnamed_for = std::chrono::milliseconds(order.unnamed_for_ms);
+    options.grace = std::chrono::milliseconds(order.grace_ms);
+    options.dry_run = order.dry_run;
+    DSEC_TRY(const image::CollectReport report, catalog_.Collect(options, time, stop_.get_token()));
+    apiserver::CollectView view;
+    for (const LayerId& id : report.removed) view.removed.push_back(id.str());
+    for (const auto& [id, by] : report.in_use) view.in_use.push_back({id.str(), by});
+    view.removed_bytes = report.removed_bytes;
+    view.young = report.young;
+    view.waiting = report.waiting;
+    view.deleted = report.deleted;
+    return view;
+  };
+  auto view = co_await collection_.Run(std::move(collect), runtime::Deadline::After(time));
+  co_return view;
+}
+
+runtime::Task<std::vector<apiserver::LayerNodeView>> LayerCatalog::Nodes(
+    runtime::Deadline deadline) {
+  auto read = [this]() -> Result<std::vector<apiserver::LayerNodeView>> {
+    DSEC_TRY(const auto leases, catalog_.Leases());
+    std::vector<apiserver::LayerNodeView> views;
+    for (const image::Lease& lease : leases) {
+      views.push_back({lease.node, lease.epoch, lease.layers.size(), lease.renewed_unix_ms});
+    }
+    return views;
+  };
+  auto views = co_await pool_.Run(std::move(read), deadline);
+  co_return views;
+}
+
+runtime::Task<void> LayerCatalog::ForgetNode(std::string node, runtime::Deadline deadline) {
+  auto forget = [this, node = std::move(node)] { return catalog_.Forget(node); };
+  auto forgotten = co_await pool_.Run(std::move(forget), deadline);
+  co_return forgotten;
+}
+
 }  // namespace dsec::up

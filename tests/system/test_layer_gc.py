@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Garbage collection of layers while nodes use them."""
 
+import asyncio
 import json
 import pathlib
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 import pytest
 
 import support
+from libdsec import DSecClient, errors
 from support import BASE, DSEC, Node, args
 
 
@@ -100,3 +102,56 @@ def test_node_that_was_forgotten_in_error_mounts_nothing_new(store, node, folder
     done = subprocess.run([DSEC, "layer", "forget", "nobody", "--layers", store], capture_output=True)
     assert done.returncode != 0
     assert b"layer.no_lease" in done.stderr
+
+
+def test_collection_through_a_node(store, node, folder):
+    """The same through API, SDK and a CLI that is given the node and no store: it acts on the node's store."""
+    old = build_tool(store, folder, "old\n")
+    with node.client() as client:
+        box = client.run_container(args(toolkits=["tool:1"]))
+        build_tool(store, folder, "new\n")
+        assert [item["node"] for item in client.layer_nodes()] == ["gcone"]
+        report = client.collect_layers(unnamed_for=0, grace=0)
+        assert report["removed"] == [] and report["in_use"] == [{"id": old, "by": "node gcone"}]
+        box.stop()
+        spare = layer(store, "build", "--kind", "toolkit", "--from-dir", folder / "tree", "--label", "k=v", "--name", "spare:1")["id"]
+        assert spare != old
+        (folder / "tree" / "opt" / "tool").write_text("third\n", encoding="ascii")
+        third = layer(store, "build", "--kind", "toolkit", "--from-dir", folder / "tree")["id"]
+        would = client.collect_layers(unnamed_for=0, grace=0, dry_run=True)
+        assert third in would["removed"] and would["dry_run"]
+        done = json.loads(node.cli("--json", "layer", "gc", "--unnamed-for", "0", "--grace", "0").stdout)
+        assert third in done["removed"] and spare not in done["removed"]
+        shown = node.cli("layer", "nodes")
+        assert b"gcone" in shown.stdout, shown
+        assert node.cli("layer", "forget", "nobody").returncode != 0
+        assert b"layer.no_lease" in node.cli("layer", "forget", "nobody").stderr
+        with pytest.raises(errors.NotFoundError) as caught:
+            client.forget_layer_node("nobody")
+        assert caught.value.reason == "layer.no_lease"
+        with pytest.raises(errors.InvalidArgumentError):
+            client.collect_layers(unnamed_for=-1)
+        client.forget_layer_node("gcone")
+        assert client.layer_nodes() == []
+
+
+def test_collection_through_the_asynchronous_client(store, node):
+    async def run():
+        async with DSecClient(node.url, node.key) as client:
+            return await client.collect_layers(dry_run=True), await client.layer_nodes()
+
+    report, nodes = asyncio.run(run())
+    assert report["removed"] == [] and report["dry_run"]
+    assert [item["node"] for item in nodes] in ([], ["gcone"])
+
+
+def test_store_that_is_named_goes_before_the_node(store, node, folder):
+    """`--layers` names another store than that of the node which DSEC_URL names."""
+    other = folder / "other"
+    tree = folder / "tree2"
+    tree.mkdir()
+    unnamed = layer(other, "build", "--kind", "toolkit", "--from-dir", tree)["id"]
+    here = json.loads(node.cli("--json", "layer", "gc", "--unnamed-for", "0").stdout)
+    assert here["removed"] == []
+    there = json.loads(node.cli("--json", "layer", "gc", "--unnamed-for", "0", "--layers", other).stdout)
+    assert there["removed"] == [unnamed]

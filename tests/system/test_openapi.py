@@ -10,6 +10,7 @@ import http.client
 import io
 import itertools
 import json
+import pathlib
 import tarfile
 import time
 import urllib.parse
@@ -287,6 +288,45 @@ def drive_delete_layer(api, _):
         api.call("DeleteSandbox", id=box["id"])
     api.call("DeleteLayer", ref="openapi:1", status=204)
     api.call("GetLayer", ref="openapi:1", status=404)
+
+
+@drives
+def drive_collect_layers(api, _):
+    folder = api.node.folder / "openapi-unnamed"
+    folder.mkdir()
+    (folder / "file").write_text("of no name", encoding="ascii")
+    made = api.node.cli("layer", "build", "--layers", api.node.layers, "--kind", "workspace", "--from-dir", folder, "--json")
+    unnamed = json.loads(made.stdout)["id"]
+    body = {"unnamed_for_ms": 0, "grace_ms": 0, "dry_run": True, "timeout_ms": 60000}
+    would = api.call("CollectLayers", body=body)
+    assert unnamed in would["removed"] and would["dry_run"] and would["removed_bytes"] > 0
+    done = api.call("CollectLayers")
+    assert unnamed not in done["removed"] and done["young"] >= 1 and not done["dry_run"]
+    for field, value in (("grace_ms", -1), ("timeout_ms", 0), ("unnamed_for_ms", 10**15), ("dry_run", 1)):
+        # Not by its schema: the check of requests would stop it.
+        status, _, reply = api.node.curl("POST", "/v1/layers:collect", {field: value})
+        assert status == 400 and reply["error"]["field"] == field
+    api.call("DeleteLayer", ref=unnamed, status=204)
+
+
+@drives
+def drive_list_layer_nodes(api, box):
+    nodes = {item["node"]: item for item in api.call("ListLayerNodes")["nodes"]}
+    assert nodes[api.node.node_id]["layers"] >= len(box["layer_ids"])
+
+
+@drives
+def drive_forget_layer_node(api, _):
+    folder = pathlib.Path(api.node.layers) / "nodes"
+    lease = json.loads((folder / f"{api.node.node_id}.json").read_text(encoding="ascii"))
+    (folder / "openapigone.json").write_text(
+        json.dumps(dict(lease, node="openapigone"), sort_keys=True, separators=(",", ":")), encoding="ascii")
+    assert "openapigone" in {item["node"] for item in api.call("ListLayerNodes")["nodes"]}
+    api.call("ForgetLayerNode", node="openapigone", status=204)
+    assert "openapigone" not in {item["node"] for item in api.call("ListLayerNodes")["nodes"]}
+    assert api.call("ForgetLayerNode", node="openapinobody", status=404)["error"]["reason"] == "layer.no_lease"
+    for path in folder.glob("openapigone*"):
+        path.unlink()
 
 
 # --- sandboxes ---

@@ -32,6 +32,13 @@ class EmptyCatalog final : public LayerCatalog {
   runtime::Task<void> Remove(std::string ref, runtime::Deadline) override {
     co_return Missing(ref);
   }
+  runtime::Task<CollectView> Collect(CollectOrder) override { co_return CollectView(); }
+  runtime::Task<std::vector<LayerNodeView>> Nodes(runtime::Deadline) override {
+    co_return std::vector<LayerNodeView>();
+  }
+  runtime::Task<void> ForgetNode(std::string node, runtime::Deadline) override {
+    co_return Error(Code::kNotFound, "layer.no_lease", node);
+  }
 
  private:
   static Error Missing(const std::string& ref) {

@@ -401,6 +401,52 @@ class DSecClient:
             if not token:
                 return
 
+    async def collect_layers(
+        self,
+        *,
+        unnamed_for: float = 604800.0,
+        grace: float = 600.0,
+        dry_run: bool = False,
+        timeout: float = 600.0,
+    ) -> dict:
+        """Removes layers that no name leads to, and deletes files of removed layers that no node can have mounted. Of the whole
+        store; safe to repeat.
+
+        Args:
+            unnamed_for: seconds; only layers without a name or use for so long.
+            grace: seconds that files of removed layers are kept.
+            dry_run: only say what would be removed.
+            timeout: seconds for the whole; what was begun goes on afterwards.
+
+        Returns:
+            ``{"removed": [id, ...], "removed_bytes": ..., "in_use": [{"id": ..., "by": ...}, ...], "young": ..., "waiting": ...,
+            "deleted": ..., "dry_run": ...}``
+
+        Raises:
+            errors.InfrastructureError: ``layer.bad_lease``: a lease cannot be read, and might list anything.
+            errors.UnavailableError: ``layer.unreachable``: the store did not answer in time.
+        """
+        body = {
+            "unnamed_for_ms": types._scaled("unnamed_for", unnamed_for, 1000),
+            "grace_ms": types._scaled("grace", grace, 1000),
+            "dry_run": dry_run,
+            "timeout_ms": max(1, types._scaled("timeout", timeout, 1000) or 0),
+        }
+        return (await self._transport.call("POST", "/v1/layers:collect", body=body, timeout=timeout + 30.0)).json()
+
+    async def layer_nodes(self) -> typing.List[dict]:
+        """Which nodes have layers of the store in use: ``{"node": ..., "epoch": ..., "layers": ..., "renewed_unix_ms": ...}``
+        each."""
+        return (await self._transport.call("GET", "/v1/layer_nodes")).json()["nodes"]
+
+    async def forget_layer_node(self, node: str) -> None:
+        """Says that a node is gone for good, so that its layers may be removed. If it is not, what runs on it is at risk.
+
+        Raises:
+            errors.NotFoundError: ``layer.no_lease``.
+        """
+        await self._transport.call("DELETE", f"/v1/layer_nodes/{_wire.segment(node)}")
+
     async def call(self, args: _fn.DSecFnCallArgs, *, timeout: float = 600.0) -> _fn.FnResult:
         """Runs one stateless call to its verdict; nothing of it stays.
 
