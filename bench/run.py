@@ -480,7 +480,7 @@ async def main():
 
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_python_warm_rate",
-             "fncall_cpp", "fncall_soak", "layer_build", "create_many_layers", "catalogue_page", "pack_diff",
+             "fncall_cpp", "fncall_soak", "layer_build", "layer_compress", "create_many_layers", "catalogue_page", "pack_diff",
              "placement_rate", "placement_imbalance", "iam_check"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     named = [*names, *burst.FIGURES]
@@ -516,10 +516,10 @@ async def main():
 
             figure = iam.run(count=400, width=4, projects=200, keys=1000)
             figures.add(figure["name"], figure["value"], figure["unit"], figure["baseline"], **figure["detail"])
-        if "layer_build" in wanted:
+        for name in sorted(wanted & {"layer_build", "layer_compress"}):
             import layers as layer_benchmark
 
-            figure = layer_benchmark.layer_build(arguments.build.resolve())
+            figure = layer_benchmark.FIGURES[name](arguments.build.resolve())
             figures.add(figure["name"], figure["value"], figure["unit"], figure["baseline"], **figure["detail"])
         if wanted & {"create_many_layers", "catalogue_page"}:
             await bench_layers(figures, arguments.build, wanted)
