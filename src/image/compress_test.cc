@@ -381,8 +381,10 @@ TEST_F(CompressTest, KnownTree_HasItsBytes) {
                                     File("c", Prose(rng, 5'000))})},
                           {}, warnings_, {}, kHc);
   ASSERT_TRUE(built.ok()) << built.error().ToString();
-  EXPECT_EQ(built->meta.digest.sha256, "4f18d8d32d44add8dfcb87904ff2042168e296286d796af77182ae4489f342ab");
-  EXPECT_EQ(built->blob.digest.sha256, "09b4c44a2792a9aaa6b97b4f548fe8d0368ab6c536d16b5088e49bb1615bc0e6");
+  EXPECT_EQ(built->meta.digest.sha256,
+            "4f18d8d32d44add8dfcb87904ff2042168e296286d796af77182ae4489f342ab");
+  EXPECT_EQ(built->blob.digest.sha256,
+            "09b4c44a2792a9aaa6b97b4f548fe8d0368ab6c536d16b5088e49bb1615bc0e6");
 }
 
 // --- other judges ---

@@ -3,6 +3,7 @@
 // root and file-backed EROFS (Linux 6.12).
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,12 +12,14 @@
 #include <csignal>
 #include <filesystem>
 #include <future>
+#include <stop_token>
 
 #include "base/fault.h"
 #include "image/layer_cache.h"
 #include "image/layer_files.h"
 #include "image/layer_mounts.h"
 #include "image/layer_store.h"
+#include "image/shared_catalog.h"
 #include "image/testing/archives.h"
 #include "image/testing/harness.h"
 #include "os/file.h"
@@ -246,6 +249,33 @@ TEST_F(SharedRootTest, NameThatIsGone_IsForgotten) {
   EXPECT_EQ(catalog.Resolve("one:1", LayerKind::kBase).error().reason(), "layer.not_found");
   fs::rename(Root(), Root() + ".away");
   EXPECT_EQ(catalog.Resolve("one:1", LayerKind::kBase).error().reason(), "layer.unreachable");
+}
+
+TEST_F(SharedRootTest, CollectionThatHangs_EndsForItsCallerAndHoldsUpNoOther) {
+  const LayerId unnamed = Build("of no name");
+  SharedCatalog catalog(Root(), milliseconds(2000));
+  ASSERT_TRUE(catalog.List({}).ok());
+  const auto lock = os::OpenAt(AT_FDCWD, (Root() + "/lock").c_str(), O_RDWR);
+  ASSERT_EQ(::flock(lock->get(), LOCK_EX), 0);
+  const CollectOptions now = {.unnamed_for = milliseconds(0), .grace = milliseconds(0)};
+  const auto late = catalog.Collect(now, milliseconds(50), {});
+  ASSERT_FALSE(late.ok());
+  EXPECT_EQ(late.error().reason(), "layer.unreachable");
+  EXPECT_TRUE(catalog.Find(unnamed.str()).ok());
+
+  std::stop_source stop;
+  auto stopped = std::async(std::launch::async, [&] {
+    return catalog.Collect(now, std::chrono::minutes(5), stop.get_token());
+  });
+  stop.request_stop();
+  EXPECT_EQ(stopped.get().error().reason(), "layer.unreachable");
+
+  // What was begun goes on; whom nobody waits for is not begun.
+  ASSERT_EQ(::flock(lock->get(), LOCK_UN), 0);
+  const auto after = catalog.Collect(now, std::chrono::minutes(1), {});
+  ASSERT_TRUE(after.ok()) << after.error().ToString();
+  EXPECT_TRUE(after->removed.empty());
+  EXPECT_EQ(catalog.Find(unnamed.str()).error().reason(), "layer.not_found");
 }
 
 }  // namespace
