@@ -5,6 +5,7 @@
 #include <sys/mount.h>
 
 #include <cerrno>
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -32,18 +33,47 @@ Result<std::set<std::string>> ErofsBackingDevices() {
   return found;
 }
 
+// Those of mounts that are to have no readahead. The lock is held over writes to sysfs, never over
+// a mount.
+std::mutex apart_mutex;
+std::set<std::string>& Apart() {
+  static std::set<std::string> names;
+  return names;
+}
+
+Result<void> WriteReadAhead(const std::string& name, uint32_t kib) {
+  const std::string path = fmt::format("{}/{}/read_ahead_kb", kBdiFolder, name);
+  return os::WriteExisting(AT_FDCWD, path.c_str(), std::to_string(kib));
+}
+
 // A mount that another thread or process makes at the same moment gets this readahead, too; all of
-// this process want it, and others are not harmed by it.
+// this process but those apart want it, and others are not harmed by it.
 Result<void> SetReadAhead(const std::set<std::string>& before, uint32_t kib) {
   DSEC_TRY(const auto after, ErofsBackingDevices());
+  const std::lock_guard lock(apart_mutex);
   for (const std::string& name : after) {
-    if (before.contains(name)) continue;
-    const std::string path = fmt::format("{}/{}/read_ahead_kb", kBdiFolder, name);
-    auto set = os::WriteExisting(AT_FDCWD, path.c_str(), std::to_string(kib));
+    if (before.contains(name) || Apart().contains(name)) continue;
+    auto set = WriteReadAhead(name, kib);
     // Another one's may have ended meanwhile.
     if (!set.ok() && set.error().sys_errno() != ENOENT) return set;
   }
   return Ok();
+}
+
+// False: more than one mount was made since `before`.
+Result<bool> SetApart(const std::set<std::string>& before) {
+  DSEC_TRY(const auto after, ErofsBackingDevices());
+  std::string own;
+  for (const std::string& name : after) {
+    if (before.contains(name)) continue;
+    if (!own.empty()) return false;
+    own = name;
+  }
+  const std::lock_guard lock(apart_mutex);
+  std::erase_if(Apart(), [&](const std::string& name) { return !after.contains(name); });
+  Apart().insert(own);
+  DSEC_TRY_VOID(WriteReadAhead(own, 0));
+  return true;
 }
 
 Result<os::UniqueFd> MountErofs(int meta_fd, int blob_fd) {
@@ -80,6 +110,19 @@ Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob,
       before.ok() ? SetReadAhead(*before, read_ahead_kib) : Result<void>(std::move(before).error());
   if (!set.ok()) log::Warn("layer.read_ahead_not_set", {{"error", set.error()}});
   return std::make_shared<const os::UniqueFd>(*std::move(mounted));
+}
+
+Result<std::shared_ptr<const os::UniqueFd>> MountLayerApart(int meta, int blob) {
+  constexpr int kTries = 20;
+  for (int i = 0; i < kTries; ++i) {
+    DSEC_TRY(const auto before, ErofsBackingDevices());
+    auto mounted = MountErofs(meta, blob);
+    if (!mounted.ok()) return MountRefused(meta, mounted.error());
+    DSEC_TRY(const bool alone, SetApart(before));
+    if (alone) return std::make_shared<const os::UniqueFd>(*std::move(mounted));
+  }
+  return Error(Code::kUnavailable, "layer.busy",
+               "too many layers are being mounted to mount one without readahead");
 }
 
 }  // namespace dsec::image

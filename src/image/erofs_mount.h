@@ -17,6 +17,11 @@ namespace dsec::image {
 // "layer.compression_unsupported".
 Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob, uint32_t read_ahead_kib);
 
+// The same without any readahead, which no MountLayer of this process gives it later: what is read
+// from it is what was asked for. kUnavailable "layer.busy": so many mounts were made at the same
+// time that its backing device could not be told from theirs.
+Result<std::shared_ptr<const os::UniqueFd>> MountLayerApart(int meta, int blob);
+
 // What a refusal of the kernel to mount the metadata is for MountLayer.
 Error MountRefused(int meta, const Error& cause);
 

@@ -12,6 +12,7 @@
 #include "image/erofs_format.h"
 #include "image/erofs_writer.h"
 #include "image/layer.h"
+#include "image/layer_trace.h"
 #include "image/node_lease.h"
 #include "image/oci_json.h"
 #include "image/path.h"
@@ -127,7 +128,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsec::image;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 11) {
+  switch (data[0] % 12) {
     case 0: {
       const auto index = ParseIndex(text);
       if (index.ok()) static_cast<void>(Choose(*index, "ref"));
@@ -166,6 +167,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 10:
       Unpack({data + 1, size - 1});
       break;
+    case 11: {
+      const auto trace = LayerTrace::Parse(text);
+      if (!trace.ok()) break;
+      DSEC_CHECK(trace->Encode() == text);
+      DSEC_CHECK(ParseFirstTouch(trace->Lines()).ok());
+      // Larger ones differ in nothing but the time that they take.
+      if (trace->bytes() > (1 << 30)) break;
+      uint64_t planned = 0;
+      for (const FirstTouch& part : PlanReads(*trace, 1 << 20)) {
+        DSEC_CHECK(part.length > 0 && part.length <= 1 << 20);
+        planned += part.length;
+      }
+      DSEC_CHECK(planned <= trace->bytes() + (trace->parts.size() << 16));
+      LayerTrace merged = LayerTrace::Merge(*trace, *trace);
+      DSEC_CHECK(merged.bytes() <= trace->bytes());
+      break;
+    }
     default: {
       const auto lease = Lease::Parse(text);
       DSEC_CHECK(!lease.ok() || lease->Encode() == text);

@@ -69,6 +69,7 @@ Result<StoreUsage> MeasureStore(const LayerStore& store, const ListFilter& filte
     LayerUsage item;
     item.meta_blocks = Blocks(folder + "/meta.erofs");
     item.blob_blocks = Blocks(folder + "/data.blob");
+    item.trace_blocks = Blocks(folder + "/" + kTraceName);
     item.unnamed = layer.names.empty();
     item.layer = std::move(layer);
     usage.layers.push_back(std::move(item));

@@ -23,7 +23,8 @@ struct LayerUsage {
   LayerInfo layer;
   uint64_t meta_blocks = 0;
   uint64_t blob_blocks = 0;
-  bool unnamed = false;  // no NAME:TAG leads to it
+  uint64_t trace_blocks = 0;  // of its trace of first reads
+  bool unnamed = false;       // no NAME:TAG leads to it
 };
 struct StoreUsage {
   std::vector<LayerUsage> layers;  // the largest first

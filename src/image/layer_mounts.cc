@@ -61,15 +61,6 @@ Result<bool> Readable(const std::string& root, const MountedLayer::Blob& blob) {
   return status.st_dev == blob.device;
 }
 
-// What the copies on the node are checked for, of the store's own file.
-Result<void> CheckMeta(const LayerId& id, const LayerFiles& files) {
-  auto digest = Sha256File(files.meta.get(), nullptr);
-  if (!digest.ok()) return RootError(std::move(digest).error());
-  if (*digest != files.manifest.meta.sha256)
-    return WrongDigest(id, kMetaName, *digest, files.manifest.meta.sha256);
-  return CheckSuperblock(files.meta.get());
-}
-
 // No answer: may come yet. An error of the client of a file system that has ended: never.
 bool MayComeBack(const Error& error) {
   return error.reason() == "layer.unreachable" && error.sys_errno() != ENOTCONN &&
@@ -85,6 +76,14 @@ Result<os::UniqueFd> OpenBlobs(const std::string& root) {
   // A store always has it: without it the file system of the store is not mounted.
   if (fd.error().sys_errno() == ENOENT) return Unreachable(path + " is not there");
   return RootError(std::move(fd).error());
+}
+
+Result<void> CheckMeta(const LayerId& id, const LayerFiles& files) {
+  auto digest = Sha256File(files.meta.get(), nullptr);
+  if (!digest.ok()) return RootError(std::move(digest).error());
+  if (*digest != files.manifest.meta.sha256)
+    return WrongDigest(id, kMetaName, *digest, files.manifest.meta.sha256);
+  return CheckSuperblock(files.meta.get());
 }
 
 LayerMounts::LayerMounts(std::string root, LayerMountOptions options)
@@ -106,6 +105,8 @@ LayerMounts::LayerMounts(std::string root, LayerMountOptions options)
 LayerMounts::~LayerMounts() {
   trimmer_.request_stop();
   trimmer_.join();
+  state_->prefetcher.Close();
+  bool over = state_->prefetcher.Wait(kEndPatience);
   {
     std::list<Kept> ended;
     {
@@ -115,7 +116,7 @@ LayerMounts::~LayerMounts() {
     }
     state_->End(std::move(ended));
   }
-  const bool over = state_->threads.Wait(kEndPatience) && state_->closers.Wait(kEndPatience);
+  over = state_->threads.Wait(kEndPatience) && state_->closers.Wait(kEndPatience) && over;
   if (!over) log::Error("layer.calls_left_behind", {{"root", state_->root}});
 }
 
@@ -126,7 +127,7 @@ Result<void> LayerMounts::Check() const {
 
 bool LayerMounts::Settle() const {
   const milliseconds patience = state_->options.patience;
-  return state_->threads.Wait(patience) &&
+  return state_->threads.Wait(patience) && state_->prefetcher.Wait(patience) &&
          state_->releases.Run<void>([]() -> Result<void> { return Ok(); }, patience).ok() &&
          state_->closers.Wait(patience);
 }
@@ -288,7 +289,7 @@ void LayerMounts::StartReuse(const std::shared_ptr<State>& state, Reuses reuses)
       if (!mounted.ok() || *mounted != nullptr) {
         Conclude(wanted, std::move(mounted));
       } else if (!StartMount(state, wanted)) {
-        Conclude(wanted, MountNow(state, wanted));
+        MountAndConclude(state, wanted);
       }
     }
   });
@@ -299,7 +300,21 @@ void LayerMounts::StartReuse(const std::shared_ptr<State>& state, Reuses reuses)
 
 // False: so many calls are under way that it was not begun.
 bool LayerMounts::StartMount(const std::shared_ptr<State>& state, const Wanted& wanted) {
-  return state->threads.Start([state, wanted] { Conclude(wanted, MountNow(state, wanted)); });
+  return state->threads.Start([state, wanted] { MountAndConclude(state, wanted); });
+}
+
+void LayerMounts::MountAndConclude(const std::shared_ptr<State>& state, const Wanted& wanted) {
+  bool made = false;
+  std::weak_ptr<const os::UniqueFd> layer;
+  {
+    const Prefetcher::Foreground foreground(state->prefetcher);
+    auto mounted = MountNow(state, wanted, made);
+    // Not the layer: its last use must not end on a thread that hangs.
+    if (mounted.ok() && made)
+      layer = std::shared_ptr<const os::UniqueFd>(*mounted, (*mounted)->mount_.get());
+    Conclude(wanted, std::move(mounted));
+  }
+  if (made) ReadAhead(state, wanted.id, std::move(layer));
 }
 
 void LayerMounts::Conclude(const Wanted& wanted, Result<Mounted> result) {
@@ -334,7 +349,7 @@ Result<LayerMounts::Mounted> LayerMounts::UseAgain(const std::shared_ptr<State>&
 
 // On a thread that may hang.
 Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>& state,
-                                                   const Wanted& wanted) {
+                                                   const Wanted& wanted, bool& made) {
   DSEC_FAULT_POINT("layer.mount.before_open");
   std::optional<LocalLayer> local;
   if (state->copies) {
@@ -370,6 +385,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
     const int meta = local ? local->meta.get() : files.meta.get();
     DSEC_TRY(auto mount, MountLayer(meta, files.blob.get(), state->options.read_ahead_kib));
     kept = Kept{std::move(pin), std::move(files.info), blob, std::move(mount), nullptr, {}};
+    made = true;
   }
   auto mounted = MakeUse(state, *std::move(kept), std::move(hold));
   const std::lock_guard lock(wanted.slot->mutex);

@@ -16,6 +16,7 @@
 #include "image/layer_cache.h"
 #include "image/layer_hold.h"
 #include "image/layer_store.h"
+#include "image/prefetcher.h"
 #include "image/shared_catalog.h"
 #include "os/unique_fd.h"
 
@@ -78,6 +79,9 @@ struct LayerMountOptions {
   std::chrono::milliseconds patience = std::chrono::seconds(10);
   // Calls on that file system that may be under way, hanging ones included.
   size_t calls_at_once = 256;
+  // What a layer's trace names is read ahead when the layer is mounted. `request_bytes` is bounded
+  // by the readahead.
+  PrefetchOptions prefetch = {};
 };
 
 // The mounts of one store on this node: one EROFS mount a layer however many sandboxes use it,
@@ -113,6 +117,11 @@ class LayerMounts {
   // Several at once, in the order of `ids`, within one `patience`; the first error if any fails.
   // kUnavailable "layer.lease_lost": this node was declared gone (ForgetNode).
   Result<std::vector<std::shared_ptr<const MountedLayer>>> Acquire(const std::vector<LayerId>& ids);
+  // The same layers on mounts of their own, which nobody else uses and that read nothing ahead: for
+  // recording what is read (TouchRecorder). Their page cache is their own too. The shared mounts
+  // are held meanwhile. Waits for the store longer than Acquire, at most two `patience`.
+  Result<std::vector<std::shared_ptr<const MountedLayer>>> AcquireApart(
+      const std::vector<LayerId>& ids);
   // For a use that exists already, of a sandbox that was adopted, after Acquire has failed: it is
   // tried again each minute for as long as what this returns lives.
   std::shared_ptr<const void> AcquireLater(const LayerId& id);
@@ -122,6 +131,7 @@ class LayerMounts {
   size_t known() const;
   // Mounts that are kept without a use.
   size_t idle() const;
+  Prefetcher::Figures prefetched() const;
   // What the thread does: ends what is kept of layers that have been removed or were not used for
   // `keep_for`, and renews the lease.
   void Trim();
@@ -148,7 +158,13 @@ class LayerMounts {
   static bool StartMount(const std::shared_ptr<State>& state, const Wanted& wanted);
   static void Conclude(const Wanted& wanted, Result<Mounted> result);
   static Result<Mounted> UseAgain(const std::shared_ptr<State>& state, const Wanted& wanted);
-  static Result<Mounted> MountNow(const std::shared_ptr<State>& state, const Wanted& wanted);
+  static Result<Mounted> MountNow(const std::shared_ptr<State>& state, const Wanted& wanted,
+                                  bool& made);
+  static void MountAndConclude(const std::shared_ptr<State>& state, const Wanted& wanted);
+  static void ReadAhead(const std::shared_ptr<State>& state, const LayerId& id,
+                        std::weak_ptr<const os::UniqueFd> layer);
+  static Result<std::shared_ptr<const os::UniqueFd>> MountApart(const std::shared_ptr<State>& state,
+                                                                const LayerId& id);
   static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept,
                          std::shared_ptr<LayerHold> hold);
   void RenewLease();

@@ -20,11 +20,13 @@
 #include "image/root_calls.h"
 #include "os/file.h"
 
-// What the parts of LayerMounts share (layer_mounts.cc, layer_mounts_trim.cc).
+// What the parts of LayerMounts share (layer_mounts*.cc).
 namespace dsec::image {
 
 // The layers' folder, found by its path each time: a mount that went and came back is another one.
 Result<os::UniqueFd> OpenBlobs(const std::string& root);
+// What the copies on the node are checked for, of the store's own file.
+Result<void> CheckMeta(const LayerId& id, const LayerFiles& files);
 
 inline const MountedLayer::Blob kNoBlob;
 
@@ -70,6 +72,7 @@ struct LayerMounts::State {
         options(std::move(with)),
         threads(options.calls_at_once),
         closers(options.calls_at_once),
+        prefetcher(PrefetchOf(options)),
         keep(options.keep_idle) {
     std::string folder = options.cache_dir;
     if (folder.empty()) {
@@ -82,6 +85,13 @@ struct LayerMounts::State {
       log::Warn("layer.no_local_copies", {{"error", cache.error()}});
     }
     if (!options.node.empty()) lease.emplace(root, options.node);
+  }
+
+  static PrefetchOptions PrefetchOf(const LayerMountOptions& with) {
+    PrefetchOptions prefetch = with.prefetch;
+    prefetch.request_bytes =
+        std::min(prefetch.request_bytes, std::max<uint64_t>(with.read_ahead_kib, 4) * 1024);
+    return prefetch;
   }
 
   std::shared_ptr<Slot> SlotOf(const LayerId& id) {
@@ -182,11 +192,13 @@ struct LayerMounts::State {
   RootThreads threads;
   RootThreads closers;
   RootLane releases;  // of holds
+  Prefetcher prefetcher;
   mutable std::mutex mutex;
   std::map<LayerId, std::shared_ptr<Slot>> slots;  // of layers in use or asked for lately
   bool ever_used = false;                          // so the store is or was there
   std::list<Kept> kept;                            // most recently used first
   std::list<Kept> left;
+  std::list<std::shared_ptr<void>> left_apart;  // mounts of AcquireApart
   std::vector<std::weak_ptr<Owed>> owed;
   size_t keep;
 };

@@ -41,10 +41,12 @@ void LayerMounts::GiveOwed() {
 void LayerMounts::Trim() {
   std::set<LayerId> ids;
   std::list<Kept> given_up;  // after the lock
+  const auto given_up_apart = std::make_shared<std::list<std::shared_ptr<void>>>();
   bool used = false;
   {
     const std::lock_guard lock(state_->mutex);
     used = state_->ever_used;
+    given_up_apart->swap(state_->left_apart);
     if (state_->lease && state_->lease->lost()) given_up.swap(state_->kept);
     given_up.splice(given_up.end(), state_->left);  // those of an outage that is over, perhaps
     const MonoTime now = Clock::System().Mono();
@@ -53,6 +55,8 @@ void LayerMounts::Trim() {
     for (const Kept& kept : state_->kept) ids.insert(kept.info.id);
   }
   state_->End(std::move(given_up));
+  if (!given_up_apart->empty())
+    static_cast<void>(state_->closers.Start([given_up_apart] { given_up_apart->clear(); }));
   state_->DropIdleSlots();
   if (!used) return;  // the store may not be there yet
   RenewLease();

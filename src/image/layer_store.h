@@ -22,6 +22,7 @@
 #include "image/entry.h"
 #include "image/layer.h"
 #include "image/layer_files.h"
+#include "image/layer_trace.h"
 #include "os/unique_fd.h"
 
 namespace dsec::image {
@@ -125,6 +126,15 @@ class LayerStore {
   // Opens the files of a layer and checks manifest and sizes against its id. kNotFound
   // "layer.not_found", kInternal "layer.corrupt".
   Result<LayerFiles> OpenFiles(const LayerId& id) const;
+
+  // Puts a trace of first reads (format_spec.md, "Traces") beside the layer, within the bounds of
+  // one, in place of the one there was; `merge`: behind it, without what it has. The trace that is
+  // there now. kNotFound "layer.not_found".
+  Result<LayerTrace> SaveTrace(const LayerId& id, LayerTrace trace, bool merge);
+  // nullopt: the layer has none. kInternal "layer.bad_trace".
+  Result<std::optional<LayerTrace>> FindTrace(std::string_view ref) const;
+  // False: there was none.
+  Result<bool> RemoveTrace(std::string_view ref);
 
   const std::string& root() const { return root_; }
 
