@@ -40,7 +40,7 @@ def pause(seconds):
 
 
 def host_things(node_id):
-    """What of this node is on the host: processes, cgroups, mounts, loop files. Sorted lines."""
+    """What of this node is on the host: processes, cgroups, recordings. Sorted lines."""
     things = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -55,6 +55,9 @@ def host_things(node_id):
         top = hierarchy / f"dsec-{node_id}"
         if top.is_dir():
             things += [f"cgroup {child}" for child in top.iterdir() if child.is_dir()]
+    traces = pathlib.Path("/sys/kernel/tracing/instances")
+    if traces.is_dir():
+        things += [f"trace {child.name}" for child in traces.iterdir() if child.name.startswith(f"dsec-sb-{node_id}-")]
     return sorted(things)
 
 

@@ -23,6 +23,7 @@ constexpr Access kTable[] = {
     {"DELETE /v1/sandboxes/{id}", Scope::kSandbox, Right::kSandboxDelete, Audit::kAfter},
     {"POST /v1/sandboxes/{id}/renew", Scope::kSandbox, Right::kSandboxUse, Audit::kAfter},
     {"POST /v1/sandboxes/{id}/pack", Scope::kSandbox, Right::kSandboxPack, Audit::kAfter},
+    {"POST /v1/sandboxes/{id}/first-touch", Scope::kSandbox, Right::kSandboxPack, Audit::kAfter},
     {"GET /v1/sandboxes/{id}/stats", Scope::kSandbox, Right::kSandboxRead},
     {"GET /v1/sandboxes/{id}/events", Scope::kSandbox, Right::kSandboxRead},
     {"POST /v1/sandboxes/{id}/exec", Scope::kSandbox, Right::kSandboxUse, Audit::kAfter},

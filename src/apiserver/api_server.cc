@@ -32,6 +32,7 @@ constexpr Route kRoutes[] = {
     {"DELETE", "/v1/sandboxes/{id}", sandbox_ops::Delete},
     {"POST", "/v1/sandboxes/{id}/renew", sandbox_ops::Renew},
     {"POST", "/v1/sandboxes/{id}/pack", pack_ops::Pack},
+    {"POST", "/v1/sandboxes/{id}/first-touch", pack_ops::FirstTouch},
     {"GET", "/v1/sandboxes/{id}/stats", sandbox_ops::Stats},
     {"GET", "/v1/sandboxes/{id}/events", node_ops::SandboxEvents},
     {"POST", "/v1/sandboxes/{id}/exec", exec_ops::Exec},

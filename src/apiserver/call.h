@@ -146,6 +146,7 @@ runtime::Task<void> Stats(Call& call);
 }  // namespace sandbox_ops
 namespace pack_ops {
 runtime::Task<void> Pack(Call& call);
+runtime::Task<void> FirstTouch(Call& call);
 }  // namespace pack_ops
 namespace exec_ops {
 runtime::Task<void> Exec(Call& call);

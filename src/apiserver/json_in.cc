@@ -75,6 +75,9 @@ void ReadSandboxFields(Members& members, CreateBody& out) {
     members.Take(inner.Finish());
   }
   ReadEnv(members, spec.mutable_env());
+  bool record = false;
+  members.Flag("record_first_touch", &record);
+  spec.set_record_first_touch(record);
   members.Text("workdir", spec.mutable_workdir());
   members.Text("user", spec.mutable_user());
   members.Text("hostname", spec.mutable_hostname());

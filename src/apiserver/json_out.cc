@@ -196,6 +196,7 @@ void WriteSandbox(JsonWriter& json, const v1::SandboxRecord& record, int64_t exe
   json.Field("wait_for_exec", spec.ttl_waits_for_exec());
   json.Field("max_extension_ms", spec.ttl_extension_ms());
   json.EndObject();
+  json.Field("record_first_touch", spec.record_first_touch());
   json.Field("created_unix_ms", record.created_unix_ms());
   json.Field("expires_unix_ms", record.expires_unix_ms());
   json.Field("last_activity_unix_ms", record.last_activity_unix_ms());

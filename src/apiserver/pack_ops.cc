@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pack: what changed in a sandbox, as a layer.
+// Pack: what changed in a sandbox, as a layer. FirstTouch: what it has read first.
 #include <boost/asio/post.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <memory>
@@ -122,6 +122,44 @@ std::string LayerLine(const v1::PackReply& reply) {
   return line + "\n";
 }
 
+Result<v1::FirstTouchRequest> ReadFirstTouch(std::string_view text) {
+  DSEC_TRY(const nlohmann::json object, ParseObject(text));
+  Members members(object, "");
+  bool save = false, merge = false, stop = false;
+  members.Flag("save", &save);
+  members.Flag("merge", &merge);
+  members.Flag("stop", &stop);
+  DSEC_TRY_VOID(members.Finish());
+  v1::FirstTouchRequest request;
+  request.set_save(save);
+  request.set_merge(merge);
+  request.set_stop(stop);
+  return request;
+}
+
+std::string FirstTouchJson(const v1::FirstTouchReply& reply) {
+  std::string body;
+  JsonWriter json(body);
+  json.BeginObject();
+  json.BeginArray("layers");
+  for (const v1::LayerTouch& layer : reply.layers()) {
+    json.BeginObject();
+    json.Field("id", layer.layer_id());
+    json.Field("parts", layer.parts());
+    json.Field("bytes", layer.bytes());
+    json.Field("saved", layer.saved());
+    json.Field("saved_parts", layer.saved_parts());
+    json.Field("saved_bytes", layer.saved_bytes());
+    json.EndObject();
+  }
+  json.EndArray();
+  json.Field("lost", reply.lost());
+  json.Field("truncated", reply.truncated());
+  json.Field("stopped", reply.stopped());
+  json.EndObject();
+  return body;
+}
+
 boost::asio::awaitable<void> RunPack(edge::EdgeApi& edge, SandboxId id, PackBody body,
                                      std::shared_ptr<Feed> feed) {
   const runtime::Executor executor = co_await boost::asio::this_coro::executor;
@@ -216,6 +254,19 @@ Task<void> Pack(Call& call) {
   auto done = co_await call.exchange.WriteLast(reply.ok() ? LayerLine(*reply)
                                                           : call.ErrorRecord(reply.error()));
   co_return done;
+}
+
+Task<void> FirstTouch(Call& call) {
+  DSEC_CO_TRY(const SandboxId id, call.Sandbox());
+  DSEC_CO_TRY_VOID(call.query.Finish());
+  auto text = co_await call.Body();
+  if (!text.ok()) co_return std::move(text).error();
+  DSEC_CO_TRY(v1::FirstTouchRequest request, ReadFirstTouch(*text));
+  auto reply = co_await call.edge().FirstTouch(id, std::move(request), Call::Usual());
+  if (!reply.ok()) co_return std::move(reply).error();
+  std::string body = FirstTouchJson(*reply);
+  auto written = co_await call.Json(200, std::move(body));
+  co_return written;
 }
 
 }  // namespace dsec::apiserver::pack_ops

@@ -30,7 +30,8 @@ void AddExecCommands(CLI::App& app, Context& context);  // exec shell logs
 void AddCopyCommand(CLI::App& app, Context& context);   // cp
 void AddLayerCommands(
     CLI::App& app,
-    Context& context);  // layer build ls show verify du rm pack flatten compress gc nodes forget
+    Context& context);  // layer build ls show verify du rm pack flatten compress trace gc nodes
+                        // forget
 void AddIamCommands(CLI::App& app, Context& context);  // iam ...
 void AddFnCommands(CLI::App& app, Context& context);   // fn run types pools
 
@@ -40,6 +41,7 @@ struct CreateFlags {
       wait = "120";
   std::vector<std::string> toolkits, env, labels;
   double cpus = 0;
+  bool record_first_touch = false;
   uint64_t pids = 0, inodes = 0, open_files = 0;
   void AddTo(CLI::App& command);
   // The body of a create request with a fresh request_id.

@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/pack_command.h"
+#include "cli/trace_command.h"
 #include "image/layer_check.h"
 #include "image/layer_store.h"
 #include "os/file.h"
@@ -257,13 +258,14 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
   DSEC_TRY(const auto filter, ToFilter(flags));
   DSEC_TRY(const auto store, OpenStore(flags));
   DSEC_TRY(const image::StoreUsage usage, image::MeasureStore(*store, filter));
-  uint64_t meta = 0, blob = 0, content = 0, unnamed = 0;
+  uint64_t meta = 0, blob = 0, trace = 0, content = 0, unnamed = 0;
   json list = json::array();
   std::vector<std::vector<std::string>> rows;
   for (const image::LayerUsage& item : usage.layers) {
     const LayerInfo& layer = item.layer;
     meta += item.meta_blocks;
     blob += item.blob_blocks;
+    trace += item.trace_blocks;
     content += layer.content_bytes;
     if (item.unnamed) unnamed += item.meta_blocks + item.blob_blocks;
     list.push_back({{"id", layer.id.str()},
@@ -271,7 +273,8 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
                     {"names", layer.names},
                     {"content_bytes", layer.content_bytes},
                     {"meta_allocated_bytes", item.meta_blocks},
-                    {"blob_allocated_bytes", item.blob_blocks}});
+                    {"blob_allocated_bytes", item.blob_blocks},
+                    {"trace_allocated_bytes", item.trace_blocks}});
     rows.push_back(
         {ShowSize(item.meta_blocks + item.blob_blocks), ShowSize(item.meta_blocks),
          ShowSize(item.blob_blocks), ShowSize(layer.content_bytes),
@@ -282,6 +285,7 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
     PrintJson({{"layers", std::move(list)},
                {"meta_allocated_bytes", meta},
                {"blob_allocated_bytes", blob},
+               {"trace_allocated_bytes", trace},
                {"content_bytes", content},
                {"unnamed_allocated_bytes", unnamed},
                {"removed_allocated_bytes", usage.condemned_blocks},
@@ -292,6 +296,7 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
                   fmt::format("total of {} layers", usage.layers.size())});
   std::fputs(Table({"STORED", "METADATA", "DATA", "CONTENT", "KIND", "NAME"}, rows).c_str(),
              stdout);
+  if (trace > 0) std::printf("%s more are traces of first reads\n", ShowSize(trace).c_str());
   if (unnamed > 0) std::printf("%s are of layers without a name\n", ShowSize(unnamed).c_str());
   if (usage.condemned_blocks > 0)
     std::printf("%s are of removed layers (layer gc)\n", ShowSize(usage.condemned_blocks).c_str());
@@ -363,6 +368,7 @@ void AddLayerCommands(CLI::App& app, Context& context) {
   remove->add_option("ref", flags->refs, "NAME:TAG or ids")->required();
   run(remove, [flags] { return Remove(*flags); });
   AddPackCommands(*layer, context, [flags] { return OpenStore(*flags); });
+  AddTraceCommands(*layer, context, [flags] { return OpenStore(*flags); });
   AddCollectCommands(*layer, context, [flags] { return OpenStore(*flags); });
 }
 

@@ -348,6 +348,8 @@ void CreateFlags::AddTo(CLI::App& command) {
   command.add_option("--user,-u", user, "User of commands");
   command.add_option("--workdir,-w", workdir, "Working folder of commands");
   command.add_option("--hostname", hostname, "Host name inside");
+  command.add_flag("--record-first-touch", record_first_touch,
+                   "Record what it reads first of its layers (layer trace save)");
   command.add_option("--name", name, "Unique name");
   command.add_option("--project", project, "root/NAME/... that it belongs to (the key's own)");
   command.add_option("--wait", wait, "How long to wait for capacity and start")
@@ -383,6 +385,7 @@ Result<std::string> CreateFlags::ToJson() const {
                                   std::pair{&name, "name"}, std::pair{&project, "project"}}) {
     if (!text->empty()) body[key] = *text;
   }
+  if (record_first_touch) body["record_first_touch"] = true;
   if (!toolkits.empty()) body["toolkits"] = toolkits;
   if (!env.empty()) {
     DSEC_TRY(body["env"], Pairs(env, "--env"));

@@ -19,6 +19,8 @@ struct NodeConfig {
   std::string layers_cache_dir;  // empty: <state_dir>/layers_cache
   uint64_t layers_cache_bytes = 4ull << 30;
   uint64_t layers_patience_ms = 10'000;
+  uint64_t layers_prefetch = 2;
+  uint64_t layers_prefetch_bytes_per_s = 128ull << 20;
   std::string spawner_path;  // empty: dsec-spawner beside this program
   std::string aether_path;   // empty: dsec-aether beside this program
   uint64_t shards = 0;       // 0: one a core, at most 8

@@ -133,6 +133,13 @@ class EdgeApi {
                                             PackProgressFn progress,
                                             runtime::Deadline deadline) = 0;
 
+  // What a sandbox that was created with record_first_touch has read first of its layers since
+  // then, and with `save` puts it beside them, where nodes find it that mount them. Activity.
+  //  - kConflict trace.not_recording: it was created without, or the daemon was restarted
+  //  - layer.*: the trace of a layer could not be saved; those of the layers before it are
+  virtual runtime::Task<v1::FirstTouchReply> FirstTouch(SandboxId id, v1::FirstTouchRequest request,
+                                                        runtime::Deadline deadline) = 0;
+
   // --- execs ---
 
   // Made before Exec or Poll of the same op and kept for as long as the client is connected. `rule`

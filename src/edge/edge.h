@@ -85,6 +85,8 @@ class Edge final : public EdgeApi {
   runtime::Task<v1::NodeInfo> Node(runtime::Deadline deadline) override;
   runtime::Task<v1::PackReply> Pack(SandboxId id, v1::PackRequest request, PackProgressFn progress,
                                     runtime::Deadline deadline) override;
+  runtime::Task<v1::FirstTouchReply> FirstTouch(SandboxId id, v1::FirstTouchRequest request,
+                                                runtime::Deadline deadline) override;
 
   runtime::Task<std::unique_ptr<Attachment>> Attach(SandboxId id, std::string op_id,
                                                     OnDisconnect rule,
@@ -242,6 +244,9 @@ class Edge final : public EdgeApi {
   boost::asio::awaitable<Error> WhyLost(SandboxPtr sandbox, runtime::Deadline deadline);
 
   // --- pack.cc ---
+  runtime::Task<v1::FirstTouchReply> FirstTouchHere(SandboxPtr sandbox,
+                                                    v1::FirstTouchRequest request,
+                                                    runtime::Deadline deadline);
   runtime::Task<v1::PackReply> PackHere(SandboxPtr sandbox, v1::PackRequest request,
                                         PackProgressFn progress, runtime::Deadline deadline);
 

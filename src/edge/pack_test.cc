@@ -68,5 +68,23 @@ TEST_F(EdgePack, UnderWay_IsActivityAndEndsWithTheSandbox) {
   CheckInvariants();
 }
 
+TEST_F(EdgePack, FirstTouch_AnswersAndIsActivity) {
+  Start();
+  const std::string id =
+      Create("r1", [](v1::CreateRequest& request) { request.mutable_spec()->set_idle_ms(10'000); });
+  v1::FirstTouchRequest request;
+  request.set_save(true);
+  Advance(milliseconds(6'000));
+  const auto touched = Run(edge_->FirstTouch(SandboxId(id), request, Soon()));
+  ASSERT_TRUE(touched.ok()) << touched.error().ToString();
+  EXPECT_TRUE(touched->layers(0).saved());
+  Advance(milliseconds(6'000));
+  EXPECT_EQ(Get(id).state(), v1::STATE_RUNNING);
+  EXPECT_TRUE(Delete(id).ok());
+  EXPECT_EQ(Run(edge_->FirstTouch(SandboxId(id), request, Soon())).error().reason(),
+            "sandbox.ended.user_stop");
+  CheckInvariants();
+}
+
 }  // namespace
 }  // namespace dsec::edge::testing

@@ -54,6 +54,9 @@ class Instance {
   // kRemovedReason.
   virtual runtime::Task<v1::PackReply> Pack(v1::PackRequest request, PackProgressFn progress,
                                             runtime::Deadline deadline) = 0;
+  // What edge::EdgeApi::FirstTouch says.
+  virtual runtime::Task<v1::FirstTouchReply> FirstTouch(v1::FirstTouchRequest request,
+                                                        runtime::Deadline deadline) = 0;
 };
 
 // What keeps things on the host in which the code of users runs. Two kinds: sandboxes, each with an

@@ -220,6 +220,8 @@ image::LayerMountOptions LayerMountOptionsOf(const config::NodeConfig& config) {
   options.cache_bytes = config.layers_cache_bytes;
   options.node = config.node_id;
   options.patience = std::chrono::milliseconds(config.layers_patience_ms);
+  options.prefetch.requests = config.layers_prefetch;
+  options.prefetch.bytes_per_s = config.layers_prefetch_bytes_per_s;
   return options;
 }
 

@@ -338,7 +338,7 @@ FULL = {
     "network": {"mode": "none"}, "ttl_ms": 600_000, "idle_ms": 600_000,
     "ttl_policy": {"wait_for_exec": True, "max_extension_ms": 1000},
     "env": {"A": "a"}, "env_b64": {"B": "gIE="}, "workdir": "/tmp", "user": "root", "hostname": "box",
-    "labels": {"suite": "openapi-full"}, "entrypoint": ["sleep", "600"], "timeout_ms": 30_000, "capacity_wait_ms": 1000,
+    "record_first_touch": True, "labels": {"suite": "openapi-full"}, "entrypoint": ["sleep", "600"], "timeout_ms": 30_000, "capacity_wait_ms": 1000,
 }
 
 
@@ -449,6 +449,18 @@ def drive_pack_sandbox(api, box):
     assert api.call("PackSandbox", id=user["id"], body={}, status=410)["error"]["reason"] == "sandbox.ended.user_stop"
     assert api.call("PackSandbox", id=UNKNOWN_ID, body={}, status=404)["error"]["reason"] == "sandbox.not_found"
     api.call("DeleteLayer", ref="openapi-pack:1", status=204)
+
+
+@drives
+def drive_first_touch(api, box):
+    made = api.sandbox(record_first_touch=True)
+    api.call("Exec", id=made["id"], body={"script": "cat /bin/sh > /dev/null", "stream": False})
+    touched = api.call("FirstTouch", id=made["id"], body={"save": True, "merge": True, "stop": True})
+    [layer] = touched["layers"]
+    assert layer["id"] == made["layer_ids"][0] and layer["saved"] and layer["parts"] > 0
+    assert layer["saved_bytes"] >= layer["bytes"] > 0 and touched["stopped"] and touched["lost"] == 0
+    api.call("DeleteSandbox", id=made["id"])
+    assert api.call("FirstTouch", id=box["id"], body={}, status=409)["error"]["reason"] == "trace.not_recording"
 
 
 @drives

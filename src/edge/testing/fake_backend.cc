@@ -371,6 +371,17 @@ class FakeInstance final : public sandbox::Instance {
     reply.set_warning_count(1);
     co_return reply;
   }
+  runtime::Task<v1::FirstTouchReply> FirstTouch(v1::FirstTouchRequest request,
+                                                runtime::Deadline) override {
+    v1::FirstTouchReply reply;
+    v1::LayerTouch& layer = *reply.add_layers();
+    layer.set_layer_id("sha256:" + std::string(64, 'a'));
+    layer.set_parts(2);
+    layer.set_bytes(8192);
+    layer.set_saved(request.save());
+    reply.set_stopped(request.stop());
+    co_return reply;
+  }
 
  private:
   static runtime::Task<sandbox::AgentEnd> WaitEndOf(FakeHost& host, std::string id,

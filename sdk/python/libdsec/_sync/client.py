@@ -208,6 +208,26 @@ class Sandbox:
                     on_progress(record)
         raise errors.UnavailableError("the reply ended before its last record", reason="client.connection", code="UNAVAILABLE")
 
+    def first_touch(self, *, save: bool = False, merge: bool = False, stop: bool = False) -> dict:
+        """What the sandbox, created with ``record_first_touch``, has read first of its layers since then.
+
+        Args:
+            save: put it beside each layer, in place of what is there: nodes that mount the layer from now on read it ahead.
+            merge: with ``save``: behind what is there, without what that has already.
+            stop: record nothing after this.
+
+        Returns:
+            ``{"layers": [{"id", "parts", "bytes", "saved", "saved_parts", "saved_bytes"}, ...], "lost", "truncated",
+            "stopped"}``, layers lowest first. A layer of which nothing was read is not saved. ``lost``: reads that are
+            missing because the kernel had no room for them.
+
+        Raises:
+            errors.ConflictError: ``trace.not_recording``: it was created without, or its node's daemon was restarted.
+            errors.SandboxEndedError, errors.NotFoundError, errors.InfrastructureError.
+        """
+        body = {"save": save, "merge": merge, "stop": stop}
+        return (self._transport.call("POST", f"{self._base}/first-touch", body=body)).json()
+
     def stats(self) -> dict:
         """Usage beside limits. Does not count as activity."""
         return (self._transport.call("GET", f"{self._base}/stats")).json()

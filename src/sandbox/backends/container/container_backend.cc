@@ -169,11 +169,12 @@ class Abandoned {
 class ContainerBackend::ContainerInstance final : public Instance {
  public:
   ContainerInstance(Host& host, const v1::SandboxRecord& record, os::PidFd agent,
-                    std::shared_ptr<rpc::Channel> channel, std::shared_ptr<const HeldLayers> layers)
+                    std::shared_ptr<rpc::Channel> channel, ContainerHost::Layers layers)
       : host_(host),
         record_(ForPack(record)),
         subject_(ContainerHost::SubjectOf(record)),
-        layers_(std::move(layers)),
+        layers_(std::move(layers.held)),
+        recording_(std::move(layers.recording)),
         agent_(std::move(agent)),
         channel_(std::move(channel)) {}
   ~ContainerInstance() override { channel_->Close(); }
@@ -234,6 +235,21 @@ class ContainerBackend::ContainerInstance final : public Instance {
     co_return co_await host_.pack_pool->Run(std::move(job), deadline);
   }
 
+  runtime::Task<v1::FirstTouchReply> FirstTouch(v1::FirstTouchRequest request,
+                                                runtime::Deadline deadline) override {
+    if (recording_ == nullptr) {
+      co_return Error(Code::kConflict, "trace.not_recording",
+                      fmt::format("{} was not created with record_first_touch, or the daemon has "
+                                  "been restarted since",
+                                  record_.id()));
+    }
+    auto job = [host = host_.host.get(), recording = recording_,
+                request = std::move(request)]() -> Result<v1::FirstTouchReply> {
+      return host->TakeFirstTouch(*recording, request);
+    };
+    co_return co_await host_.pack_pool->Run(std::move(job), deadline);
+  }
+
  private:
   Host& host_;
   const v1::SandboxRecord record_;
@@ -241,6 +257,7 @@ class ContainerBackend::ContainerInstance final : public Instance {
   // While the sandbox lives its layers stay mounted, so that the next one shares them, and nobody
   // removes them.
   const std::shared_ptr<const HeldLayers> layers_;
+  const std::shared_ptr<LayerRecording> recording_;  // null: nothing is recorded
   const os::PidFd agent_;
   const std::shared_ptr<rpc::Channel> channel_;
   v1::Usage seen_;  // of the last reading
@@ -303,14 +320,16 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRec
   PhaseClock phases;
 
   // Layers first: most creates that fail do so here, and nothing of their own exists yet.
-  auto acquire = [host, token,
-                  copy = record]() mutable -> Result<std::pair<HeldLayers, v1::SandboxRecord>> {
+  auto acquire =
+      [host, token,
+       copy = record]() mutable -> Result<std::pair<ContainerHost::Layers, v1::SandboxRecord>> {
     DSEC_TRY_VOID(token->Check());
     DSEC_TRY(auto layers, host->AcquireLayers(copy));
     return std::pair(std::move(layers), std::move(copy));
   };
   DSEC_CO_TRY(auto acquired, co_await host_->layer_pool->Run(std::move(acquire), deadline));
-  const auto layers = std::make_shared<const HeldLayers>(std::move(acquired.first));
+  ContainerHost::Layers acquired_layers = std::move(acquired.first);
+  const auto layers = acquired_layers.held;
   *record.mutable_layer_ids() = acquired.second.layer_ids();
   phases.Done(record, "layers");
 
@@ -350,7 +369,7 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Create(v1::SandboxRec
   DSEC_CO_TRY_VOID(token->Check());
   phases.Done(record, "ready");
   co_return std::make_shared<ContainerInstance>(*host_, record, std::move(slot->process.agent),
-                                                std::move(channel), layers);
+                                                std::move(channel), std::move(acquired_layers));
 }
 
 runtime::Task<std::shared_ptr<rpc::Channel>> ContainerBackend::Greet(
@@ -392,8 +411,10 @@ runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::Sandb
   };
   DSEC_CO_TRY(auto held, co_await host_->layer_pool->Run(std::move(hold), deadline));
   DSEC_CO_TRY(auto channel, co_await Greet(record, deadline));
+  ContainerHost::Layers layers;
+  layers.held = std::move(held);
   co_return std::make_shared<ContainerInstance>(*host_, record, std::move(agent),
-                                                std::move(channel), std::move(held));
+                                                std::move(channel), std::move(layers));
 }
 
 runtime::Task<void> ContainerBackend::AwaitDeath(v1::SandboxRecord record,

@@ -34,6 +34,8 @@ namespace {
 constexpr std::string_view kSocketSuffix = ".sock";
 constexpr int kBacklog = 16;
 constexpr auto kMakeTime = std::chrono::seconds(20);
+constexpr size_t kRecordingEnds = 64;
+constexpr auto kEndPatience = std::chrono::seconds(10);
 
 // The socket of one slot, listening before the agent exists.
 Result<os::UniqueFd> Listen(const std::string& path) {
@@ -64,6 +66,13 @@ std::optional<SlotName> SlotOfSocket(std::string_view file) {
 }
 
 }  // namespace
+
+ContainerHost::ContainerHost(const ContainerOptions& options)
+    : options_(options), recording_ends_(kRecordingEnds) {}
+
+ContainerHost::~ContainerHost() {
+  if (!recording_ends_.Wait(kEndPatience)) log::Error("trace.recordings_left_behind", {});
+}
 
 Result<std::unique_ptr<ContainerHost>> ContainerHost::Open(const ContainerOptions& options,
                                                            image::LayerStore* store,
@@ -229,7 +238,7 @@ std::shared_ptr<const HeldLayers> ContainerHost::HoldLayers(const v1::SandboxRec
   return std::shared_ptr<const HeldLayers>(adopted, &adopted->held);
 }
 
-Result<HeldLayers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {
+Result<ContainerHost::Layers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {
   const v1::SandboxSpec& spec = record.spec();
   DSEC_TRY(const auto ids,
            ResolveLayers(
@@ -237,7 +246,27 @@ Result<HeldLayers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {
                {spec.base(), spec.workspace(), {spec.toolkits().begin(), spec.toolkits().end()}}));
   record.clear_layer_ids();
   for (const LayerId& id : ids) record.add_layer_ids(id.str());
-  return sandbox::AcquireLayers(*layers_, ids);
+  Layers layers;
+  if (!spec.record_first_touch()) {
+    DSEC_TRY(auto held, sandbox::AcquireLayers(*layers_, ids));
+    layers.held = std::make_shared<const HeldLayers>(std::move(held));
+    return layers;
+  }
+  DSEC_TRY_VOID(image::TouchRecorder::Check());
+  DSEC_TRY(auto apart, layers_->AcquireApart(ids));
+  layers.held = std::make_shared<const HeldLayers>(std::move(apart));
+  DSEC_TRY(layers.recording, Record(record, layers.held));
+  return layers;
+}
+
+// The end of a recording waits for the kernel, and its last owner may be a shard.
+Result<std::shared_ptr<LayerRecording>> ContainerHost::Record(
+    const v1::SandboxRecord& record, std::shared_ptr<const HeldLayers> layers) {
+  DSEC_TRY(const auto id, ParseSandboxId(record.id()));
+  DSEC_TRY(auto begun, LayerRecording::Begin(id, std::move(layers)));
+  return std::shared_ptr<LayerRecording>(begun.release(), [this](LayerRecording* ended) {
+    if (!recording_ends_.Start([ended] { delete ended; })) delete ended;
+  });
 }
 
 Result<LaunchParts> ContainerHost::Prepare(const v1::SandboxRecord& record, int user_ns) {
@@ -366,6 +395,8 @@ Result<std::vector<std::string>> ContainerHost::Recover(const Owned& owned, Mono
     }
     lines.push_back(fmt::format("socket {}: removed", file.name));
   }
+  DSEC_TRY(auto traces, image::TouchRecorder::Sweep(options_.node_id));
+  std::ranges::move(traces, std::back_inserter(lines));
   return lines;
 }
 

@@ -11,7 +11,9 @@
 #include "base/result.h"
 #include "image/layer_mounts.h"
 #include "image/layer_store.h"
+#include "image/root_calls.h"
 #include "sandbox/backends/container/container_backend.h"
+#include "sandbox/backends/container/layer_recording.h"
 #include "sandbox/backends/container/slot_pool.h"
 #include "sandbox/fd_closer.h"
 #include "sandbox/isolators/isolator.h"
@@ -25,6 +27,7 @@ namespace dsec::sandbox {
 // different sandboxes.
 class ContainerHost {
  public:
+  ~ContainerHost();
   static Result<std::unique_ptr<ContainerHost>> Open(const ContainerOptions& options,
                                                      image::LayerStore* store,
                                                      image::LayerMounts* layers);
@@ -49,8 +52,16 @@ class ContainerHost {
   // Kills, waits and removes: for a slot without a sandbox.
   Result<void> RemoveSlot(const SlotName& slot, MonoTime deadline);
 
+  struct Layers {
+    std::shared_ptr<const HeldLayers> held;
+    std::shared_ptr<LayerRecording> recording;  // null unless the spec asks for it
+  };
   // Fills record.layer_ids from its spec and mounts them.
-  Result<HeldLayers> AcquireLayers(v1::SandboxRecord& record);
+  Result<Layers> AcquireLayers(v1::SandboxRecord& record);
+  Result<v1::FirstTouchReply> TakeFirstTouch(LayerRecording& recording,
+                                             const v1::FirstTouchRequest& request) {
+    return recording.Take(request, *store_);
+  }
   // The layers of a sandbox that runs already, as many of them as can be had: its own root does not
   // depend on them.
   std::shared_ptr<const HeldLayers> HoldLayers(const v1::SandboxRecord& record);
@@ -87,7 +98,9 @@ class ContainerHost {
   Result<void> RemoveRoots();
 
  private:
-  explicit ContainerHost(const ContainerOptions& options) : options_(options) {}
+  explicit ContainerHost(const ContainerOptions& options);
+  Result<std::shared_ptr<LayerRecording>> Record(const v1::SandboxRecord& record,
+                                                 std::shared_ptr<const HeldLayers> layers);
   Result<void> OpenRunDir();
   Result<void> LoadKey();
 
@@ -103,6 +116,7 @@ class ContainerHost {
   std::unique_ptr<Views> views_;
   Isolators isolators_;  // in the order of Isolate and Prepare
   FdCloser closer_;
+  image::RootThreads recording_ends_;  // of Record
   std::unique_ptr<spawn::Spawner> spawner_;
   model::LimitsPolicy policy_;
   std::vector<v1::Capability> capabilities_;
