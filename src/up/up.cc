@@ -185,8 +185,8 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   log::Info("node.stopping", {{"signal", info.ssi_signo}});
   auto stopped = runtime::BlockOn(
       shards->at(0), StopAll(edge.get(), fn.get(), server->get(), control.get(), stop_sandboxes));
+  server->reset();  // posts to the shards once more
   end_shards();
-  server->reset();
   return stopped;
 }
 
