@@ -183,8 +183,9 @@ void AddPackCommands(CLI::App& layer, Context& context, StoreOpener open) {
   });
 
   const auto flags = std::make_shared<FlattenFlags>();
-  CLI::App* flatten = layer.add_subcommand("flatten", "Make one layer of several, lowest first");
-  flatten->add_option("ref", flags->refs, "NAME:TAG or ids")->required()->expected(2, 500);
+  CLI::App* flatten =
+      layer.add_subcommand("flatten", "Make one layer of several, lowest first, or write one anew");
+  flatten->add_option("ref", flags->refs, "NAME:TAG or ids")->required()->expected(1, 500);
   flatten->add_option("--name", flags->name, "NAME:TAG that will lead to the layer");
   flatten->add_option("--kind", flags->kind, "base, workspace or toolkit")->capture_default_str();
   flatten->add_option("--label", flags->labels, "KEY=VALUE (repeat)");

@@ -269,17 +269,34 @@ Result<ChunkStore::Blob> ChunkStore::Finish(const std::function<bool(uint64_t)>&
   Blob blob;
   blob.digest.size = placed_blocks_ * kBlock;
   blob.copied = !in_order_ || placed_blocks_ != stored_blocks_;
-  if (blob.copied) {
-    DSEC_TRY_VOID(CopyOut(proceed, blob.digest));
-  } else {
-    DSEC_TRY(blob.digest.sha256, Sha256File(file_.get(), proceed));
-  }
+  BlobHasher hasher(image::kChunkBytes);
+  DSEC_TRY_VOID(blob.copied ? CopyOut(proceed, hasher) : HashInPlace(proceed, hasher));
+  auto sums = hasher.Finish();
+  blob.digest.sha256 = std::move(sums.sha256);
+  blob.chunks = {image::kChunkBytes, Sha256Hex(sums.table)};
+  blob.table = std::move(sums.table);
   if (::fsync(file_.get()) != 0) return StoreError("fsync the blob");
   return blob;
 }
 
-Result<void> ChunkStore::CopyOut(const std::function<bool(uint64_t)>& proceed, FileDigest& digest) {
-  DSEC_TRY_VOID(RequireSpace(file_.get(), digest.size, "the blob in its order"));
+Result<void> ChunkStore::HashInPlace(const std::function<bool(uint64_t)>& proceed,
+                                     BlobHasher& hasher) {
+  std::vector<uint8_t> buffer(kPendingBytes);
+  const uint64_t size = placed_bytes();
+  for (uint64_t done = 0; done < size;) {
+    const std::span<uint8_t> bytes(buffer.data(), std::min<uint64_t>(buffer.size(), size - done));
+    DSEC_TRY_VOID(ReadAt(file_.get(), bytes, done));
+    hasher.Update(bytes);
+    done += bytes.size();
+    if (proceed && !proceed(done)) {
+      return Error(Code::kCancelled, "layer.cancelled", "cancelled while hashing");
+    }
+  }
+  return Ok();
+}
+
+Result<void> ChunkStore::CopyOut(const std::function<bool(uint64_t)>& proceed, BlobHasher& hasher) {
+  DSEC_TRY_VOID(RequireSpace(file_.get(), placed_bytes(), "the blob in its order"));
   const std::string name = name_ + ".ordered";
   os::UniqueFd out(::openat(dir_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!out.valid()) return StoreError("make the blob");
@@ -288,13 +305,12 @@ Result<void> ChunkStore::CopyOut(const std::function<bool(uint64_t)>& proceed, F
     if (chunk.placed != kUnplaced) order.push_back(&chunk);
   }
   std::ranges::sort(order, {}, &Chunk::placed);
-  Sha256 sha;
   std::vector<uint8_t> buffer(kPendingBytes);
   uint64_t done = 0;
   size_t filled = 0;
   const auto write = [&]() -> Result<void> {
     const std::span<const uint8_t> bytes(buffer.data(), filled);
-    sha.Update(bytes);
+    hasher.Update(bytes);
     DSEC_TRY_VOID(WriteAt(out.get(), bytes, done));
     done += filled;
     filled = 0;
@@ -322,7 +338,6 @@ Result<void> ChunkStore::CopyOut(const std::function<bool(uint64_t)>& proceed, F
     }
   }
   DSEC_TRY_VOID(write());
-  digest.sha256 = sha.Finish();
   if (::renameat(dir_, name.c_str(), dir_, name_.c_str()) != 0) return StoreError("name the blob");
   file_ = std::move(out);
   return Ok();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "image/chunk_table.h"
 #include "image/compressor.h"
 #include "image/layer.h"
 #include "os/unique_fd.h"
@@ -26,7 +27,7 @@ namespace dsec::image {
 // Single-threaded. Errors: kResourceExhausted "layer.no_space", kInternal "layer.io".
 class ChunkStore {
  public:
-  static constexpr uint64_t kChunkBytes = 64 << 10;
+  static constexpr uint64_t kChunkBytes = 64 << 10;  // not those that have digests
   static constexpr uint32_t kHole = UINT32_MAX;
   static_assert(kChunkBytes == Compressor::kMaxPiece);
 
@@ -63,6 +64,8 @@ class ChunkStore {
 
   struct Blob {
     FileDigest digest;
+    ChunkDigests chunks;
+    std::string table;    // their digests (chunk_table.h)
     bool copied = false;  // the order was another, so the content was written twice
   };
   // Leaves the blob of all chunks placed under the name, synced. `proceed` (may be empty) is asked
@@ -94,7 +97,8 @@ class ChunkStore {
   Result<uint32_t> PlainOf(uint32_t chunk);
   Result<uint32_t> ZerosOf(uint64_t bytes);
   Result<void> Flush();
-  Result<void> CopyOut(const std::function<bool(uint64_t)>& proceed, FileDigest& digest);
+  Result<void> CopyOut(const std::function<bool(uint64_t)>& proceed, BlobHasher& hasher);
+  Result<void> HashInPlace(const std::function<bool(uint64_t)>& proceed, BlobHasher& hasher);
 
   int dir_;
   std::string name_;

@@ -36,6 +36,20 @@ std::string Sha256::Finish() {
   return hex;
 }
 
+Digest Sha256::Next() {
+  Digest digest;
+  unsigned size = 0;
+  DSEC_CHECK(::EVP_DigestFinal_ex(context_, digest.data(), &size) == 1 && size == digest.size());
+  DSEC_CHECK(::EVP_DigestInit_ex(context_, nullptr, nullptr) == 1);
+  return digest;
+}
+
+Digest Sha256Of(std::span<const uint8_t> data) {
+  Sha256 sha;
+  sha.Update(data);
+  return sha.Next();
+}
+
 std::string Sha256Hex(std::string_view data) {
   Sha256 sha;
   sha.Update({reinterpret_cast<const uint8_t*>(data.data()), data.size()});

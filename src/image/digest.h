@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -13,6 +14,8 @@ struct evp_md_ctx_st;
 
 namespace dsec::image {
 
+using Digest = std::array<uint8_t, 32>;
+
 // SHA-256 of a stream. Not thread-safe.
 class Sha256 {
  public:
@@ -23,12 +26,15 @@ class Sha256 {
   void Update(std::span<const uint8_t> data);
   // 64 lower-case hex digits; the object is spent.
   std::string Finish();
+  // The same as bytes; the object is ready for another stream.
+  Digest Next();
 
  private:
   evp_md_ctx_st* context_;
 };
 
 std::string Sha256Hex(std::string_view data);
+Digest Sha256Of(std::span<const uint8_t> data);
 bool IsSha256Hex(std::string_view text);
 
 // Of the whole file, read from its start; the file position is not used. `proceed` (may be empty)

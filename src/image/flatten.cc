@@ -36,7 +36,7 @@ void ReadFrom(const HeldLayers& held, BuildRequest& build) {
 
 Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const FlattenRequest& request,
                             const ProgressFn& progress) {
-  if (request.refs.size() < 2) return BadStack("refs", "give at least two layers");
+  if (request.refs.empty()) return BadStack("refs", "give at least one layer");
   HeldLayers held;
   std::string ids;
   for (size_t i = 0; i < request.refs.size(); ++i) {

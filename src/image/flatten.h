@@ -12,7 +12,7 @@
 namespace dsec::image {
 
 struct FlattenRequest {
-  std::vector<std::string> refs;  // lowest first, at least two
+  std::vector<std::string> refs;  // lowest first; one alone is written anew
   LayerKind kind = LayerKind::kWorkspace;
   std::string name;  // NAME[:TAG]; empty: the layer is reached by its id alone
   std::map<std::string, std::string> labels;
@@ -29,7 +29,7 @@ struct CompressRequest {
 
 // One layer that shows over any base what the layers show there one over the other. With a base as
 // the lowest the result is a base, with its configuration, and deletions are gone; else it keeps
-// them. kInvalidArgument "layer.bad_stack" with the field for fewer than two layers, a base that is
+// them. kInvalidArgument "layer.bad_stack" with the field for no layers, a base that is
 // not the lowest, and a kind that does not fit; otherwise as LayerStore::Build. `mounts` is of the
 // store.
 Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const FlattenRequest& request,

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "image/chunk_table.h"
 #include "image/content_order.h"
 #include "image/erofs_format.h"
 #include "image/erofs_writer.h"
@@ -128,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsec::image;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 12) {
+  switch (data[0] % 13) {
     case 0: {
       const auto index = ParseIndex(text);
       if (index.ok()) static_cast<void>(Choose(*index, "ref"));
@@ -182,6 +183,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       DSEC_CHECK(planned <= trace->bytes() + (trace->parts.size() << 16));
       LayerTrace merged = LayerTrace::Merge(*trace, *trace);
       DSEC_CHECK(merged.bytes() <= trace->bytes());
+      break;
+    }
+    case 12: {
+      // A line of a manifest, then the table that it is to prove.
+      const size_t end = text.find('\n');
+      const auto manifest = Manifest::Parse(text.substr(0, end));
+      if (!manifest.ok() || end == text.npos) break;
+      const auto table = ChunkTable::Parse(*manifest, std::string(text.substr(end + 1)));
+      if (!table.ok()) break;
+      for (uint64_t chunk = 0; chunk < table->count(); ++chunk)
+        DSEC_CHECK(table->OffsetOf(chunk) + table->SizeOf(chunk) <= manifest->blob.size);
       break;
     }
     default: {

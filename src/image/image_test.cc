@@ -5,8 +5,10 @@
 #include <rapidcheck.h>
 #include <sqlite3.h>
 
+#include "base/rng.h"
 #include "image/byte_source.h"
 #include "image/catalog.h"
+#include "image/chunk_table.h"
 #include "image/digest.h"
 #include "image/layer.h"
 #include "image/oci_json.h"
@@ -43,6 +45,7 @@ Manifest Example() {
   Manifest manifest;
   manifest.meta = {std::string(64, 'a'), 4096};
   manifest.blob = {std::string(64, 'b'), 123456};
+  manifest.chunks = {262144, std::string(64, 'c')};
   manifest.config.env = {"PATH=/bin", "X=\"quoted\""};
   manifest.config.user = "1000";
   return manifest;
@@ -51,12 +54,73 @@ Manifest Example() {
 TEST(Manifest, Encode_IsCanonicalAndParsesBack) {
   const Manifest manifest = Example();
   const std::string text = manifest.Encode();
-  EXPECT_EQ(text, R"({"blob":{"sha256":")" + std::string(64, 'b') + R"(","size":123456},)" +
+  EXPECT_EQ(text, R"({"blob":{"chunks":{"sha256":")" + std::string(64, 'c') +
+                      R"(","size":262144},"sha256":")" + std::string(64, 'b') +
+                      R"(","size":123456},)" +
                       R"("config":{"cmd":[],"entrypoint":[],"env":["PATH=/bin","X=\"quoted\""],)" +
-                      R"("user":"1000","workdir":""},"format":2,"kind":"base",)" +
+                      R"("user":"1000","workdir":""},"format":3,"kind":"base",)" +
                       R"("meta":{"sha256":")" + std::string(64, 'a') + R"(","size":4096}})");
   EXPECT_EQ(*Manifest::Parse(text), manifest);
   EXPECT_EQ(manifest.Id().str(), "sha256:" + Sha256Hex(text));
+}
+
+TEST(Manifest, Older_HaveNoChunks) {
+  for (const int format : {1, 2}) {
+    Manifest manifest = Example();
+    manifest.format = format;
+    manifest.chunks = {};
+    EXPECT_EQ(*Manifest::Parse(manifest.Encode()), manifest);
+    EXPECT_EQ(ChunkTable::Parse(manifest, "").error().reason(), "layer.unverifiable");
+    // What a later format brings is not of this one.
+    manifest.chunks = Example().chunks;
+    EXPECT_EQ(Manifest::Parse(manifest.Encode()).error().reason(), "layer.corrupt");
+  }
+}
+
+TEST(Manifest, ChunksOfNoSize_AreCorrupt) {
+  for (const uint32_t bytes : {0u, 1u, 4096u, 65535u, 300000u, 8u << 20}) {
+    Manifest manifest = Example();
+    manifest.chunks.bytes = bytes;
+    EXPECT_EQ(Manifest::Parse(manifest.Encode()).error().reason(), "layer.corrupt") << bytes;
+  }
+}
+
+TEST(ChunkTable, OfABlob_MatchesItsChunksAlone) {
+  Rng rng(7);
+  for (const size_t size :
+       {size_t{0}, size_t{4096}, size_t{65536}, size_t{65537}, size_t{300000}}) {
+    std::vector<uint8_t> blob(size);
+    for (auto& byte : blob) byte = static_cast<uint8_t>(rng.Next());
+    BlobHasher hasher(65536);
+    // In pieces that end anywhere.
+    for (size_t done = 0; done < size;) {
+      const size_t step = std::min<size_t>(size - done, 1 + rng.Below(70000));
+      hasher.Update({blob.data() + done, step});
+      done += step;
+    }
+    auto sums = hasher.Finish();
+    EXPECT_EQ(sums.sha256, Sha256Hex({reinterpret_cast<const char*>(blob.data()), size}));
+    Manifest manifest = Example();
+    manifest.blob = {sums.sha256, size};
+    manifest.chunks = {65536, Sha256Hex(sums.table)};
+    const auto table = ChunkTable::Parse(manifest, sums.table);
+    ASSERT_TRUE(table.ok()) << table.error().ToString();
+    EXPECT_EQ(table->count(), (size + 65535) / 65536);
+    for (uint64_t chunk = 0; chunk < table->count(); ++chunk) {
+      std::span<uint8_t> bytes(blob.data() + table->OffsetOf(chunk), table->SizeOf(chunk));
+      EXPECT_TRUE(table->Matches(chunk, bytes));
+      EXPECT_FALSE(table->Matches(chunk, bytes.first(bytes.size() - 1)));
+      EXPECT_FALSE(table->Matches(chunk + 1, bytes));
+      bytes[rng.Below(bytes.size())] ^= 1;
+      EXPECT_FALSE(table->Matches(chunk, bytes));
+    }
+    for (std::string other : {sums.table + "x", sums.table.substr(0, sums.table.size() / 2)}) {
+      if (other.size() == sums.table.size()) continue;  // of the empty blob
+      EXPECT_EQ(ChunkTable::Parse(manifest, other).error().reason(), "layer.corrupt");
+    }
+    manifest.blob.size += 65536;
+    EXPECT_EQ(ChunkTable::Parse(manifest, sums.table).error().reason(), "layer.corrupt");
+  }
 }
 
 TEST(Manifest, Id_DependsOnContentAndKindAlone) {

@@ -2,6 +2,7 @@
 #include "image/layer.h"
 
 #include <algorithm>
+#include <bit>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -80,6 +81,15 @@ std::string Dump(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
+bool ReadChunks(const json& object, ChunkDigests& out) {
+  FileDigest read;
+  if (!ReadFile(object.at("blob"), "chunks", read) || read.size < Manifest::kLeastChunk ||
+      read.size > Manifest::kMostChunk || !std::has_single_bit(read.size))
+    return false;
+  out = {static_cast<uint32_t>(read.size), std::move(read.sha256)};
+  return true;
+}
+
 }  // namespace
 
 std::string_view KindName(LayerKind kind) {
@@ -127,7 +137,9 @@ Result<LayerName> ParseLayerName(std::string_view text) {
 }
 
 std::string Manifest::Encode() const {
-  json object = {{"blob", FileToJson(blob)},
+  json content = FileToJson(blob);
+  if (chunks.bytes != 0) content["chunks"] = {{"sha256", chunks.sha256}, {"size", chunks.bytes}};
+  json object = {{"blob", std::move(content)},
                  {"format", format},
                  {"kind", KindName(kind)},
                  {"meta", FileToJson(meta)}};
@@ -149,6 +161,7 @@ Result<Manifest> Manifest::Parse(std::string_view text) {
       !ReadFile(object, "blob", manifest.blob)) {
     return corrupt;
   }
+  if (manifest.format >= kFirstWithChunks && !ReadChunks(object, manifest.chunks)) return corrupt;
   auto parsed = ParseKind(kind);
   if (!parsed.ok()) return corrupt;
   manifest.kind = *parsed;

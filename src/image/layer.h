@@ -45,17 +45,28 @@ struct FileDigest {
   bool operator==(const FileDigest&) const = default;
 };
 
+// The digests of a blob's chunks (chunk_table.h).
+struct ChunkDigests {
+  uint32_t bytes = 0;  // of a chunk, a power of two; 0: there are none
+  std::string sha256;  // of the table, 64 hex digits
+  bool operator==(const ChunkDigests&) const = default;
+};
+
 // The identity of a layer: the SHA-256 of Encode() is its id. Times, names and origins are no part
 // of it.
 struct Manifest {
   // 1: written by mkfs.erofs, whose version the bytes depend on. 2: by WriteErofs; a function of
-  // the tree (format_spec.md). Both are read alike.
-  static constexpr int kFormat = 2;
+  // the tree (format_spec.md). 3: with digests of the blob's chunks. All are read alike.
+  static constexpr int kFormat = 3;
+  static constexpr int kFirstWithChunks = 3;
+  static constexpr uint32_t kLeastChunk = 64 << 10;
+  static constexpr uint32_t kMostChunk = 4 << 20;
   int format = kFormat;
   LayerKind kind = LayerKind::kBase;
   FileDigest meta;
   FileDigest blob;
-  ImageConfig config;  // of a base only
+  ChunkDigests chunks;  // of the blob; from format 3 on
+  ImageConfig config;   // of a base only
 
   // Canonical JSON: sorted keys, no white space, config left out when empty.
   std::string Encode() const;

@@ -3,13 +3,17 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <vector>
 
+#include "image/chunk_table.h"
 #include "image/digest.h"
 #include "image/store_work.h"
+#include "os/file.h"
 
 namespace dsec::image {
 namespace {
@@ -23,6 +27,34 @@ Result<void> CheckFile(const LayerId& id, const char* name, const os::UniqueFd& 
   DSEC_TRY(const std::string found, Sha256File(file.get(), proceed));
   if (found == expected.sha256) return Ok();
   return WrongDigest(id, name, found, expected.sha256);
+}
+
+// The whole against its digest, and its chunks against their table.
+Result<void> CheckBlob(const LayerId& id, const LayerFiles& files,
+                       const std::function<bool(uint64_t)>& proceed) {
+  if (files.manifest.chunks.bytes == 0)
+    return CheckFile(id, "data.blob", files.blob, files.manifest.blob, proceed);
+  DSEC_TRY(std::string text, os::ReadAll(files.table.get(), ChunkTable::FileBytes(files.manifest)));
+  DSEC_TRY(const auto table, ChunkTable::Parse(files.manifest, std::move(text)));
+  BlobHasher hasher(table.chunk_bytes());
+  std::vector<uint8_t> buffer(1 << 20);
+  for (uint64_t offset = 0;;) {
+    const ssize_t got =
+        ::pread(files.blob.get(), buffer.data(), buffer.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return os::ErrnoError("layer.io", "read a file to hash it");
+    if (got == 0) break;
+    hasher.Update({buffer.data(), static_cast<size_t>(got)});
+    offset += static_cast<uint64_t>(got);
+    if (proceed && !proceed(offset))
+      return Error(Code::kCancelled, "layer.cancelled", "cancelled while hashing");
+  }
+  const auto sums = hasher.Finish();
+  if (sums.sha256 != files.manifest.blob.sha256)
+    return WrongDigest(id, "data.blob", sums.sha256, files.manifest.blob.sha256);
+  if (sums.table == table.bytes()) return Ok();
+  return Error(Code::kInternal, "layer.corrupt",
+               fmt::format("{}: {} is not of its data.blob", id.str(), kTableName));
 }
 
 uint64_t Blocks(const std::string& path) {
@@ -55,7 +87,7 @@ Result<LayerInfo> VerifyLayer(const LayerStore& store, std::string_view ref,
   };
   DSEC_TRY_VOID(CheckFile(layer.id, "meta.erofs", files.meta, files.manifest.meta, proceed));
   before = files.manifest.meta.size;
-  DSEC_TRY_VOID(CheckFile(layer.id, "data.blob", files.blob, files.manifest.blob, proceed));
+  DSEC_TRY_VOID(CheckBlob(layer.id, files, proceed));
   return layer;
 }
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <string>
 
+#include "image/chunk_table.h"
 #include "image/digest.h"
 #include "image/erofs_writer.h"
 #include "image/fs.h"
@@ -32,6 +33,16 @@ Result<os::UniqueFd> OpenOnRoot(int dirfd, const char* name, int flags) {
 }  // namespace
 
 std::string HexOf(const LayerId& id) { return id.str().substr(sizeof("sha256:") - 1); }
+
+LayerInfo InfoOf(const LayerId& id, const Manifest& manifest) {
+  LayerInfo info;
+  info.id = id;
+  info.kind = manifest.kind;
+  info.meta_bytes = manifest.meta.size;
+  info.blob_bytes = manifest.blob.size;
+  info.config = manifest.config;
+  return info;
+}
 
 Error WrongDigest(const LayerId& id, std::string_view file, std::string_view found,
                   std::string_view expected) {
@@ -75,12 +86,10 @@ Result<LayerFiles> OpenLayer(int blobs, const LayerId& id, bool with_meta) {
     return Ok();
   };
   if (with_meta) DSEC_TRY_VOID(open(kMetaName, files.manifest.meta.size, files.meta));
+  if (with_meta && files.manifest.chunks.bytes != 0)
+    DSEC_TRY_VOID(open(kTableName, ChunkTable::FileBytes(files.manifest), files.table));
   DSEC_TRY_VOID(open(kBlobName, files.manifest.blob.size, files.blob));
-  files.info.id = id;
-  files.info.kind = files.manifest.kind;
-  files.info.meta_bytes = files.manifest.meta.size;
-  files.info.blob_bytes = files.manifest.blob.size;
-  files.info.config = files.manifest.config;
+  files.info = InfoOf(id, files.manifest);
   return files;
 }
 

@@ -24,7 +24,11 @@ struct LayerFiles {
   os::UniqueFd lock;  // manifest.json with a shared flock
   os::UniqueFd meta;
   os::UniqueFd blob;
+  os::UniqueFd table;  // with the metadata, of a layer that has one
 };
+
+// What a manifest says of its layer.
+LayerInfo InfoOf(const LayerId& id, const Manifest& manifest);
 
 // kInternal "layer.corrupt": a file of the layer in the store has not the digest of its manifest.
 Error WrongDigest(const LayerId& id, std::string_view file, std::string_view found,

@@ -12,6 +12,7 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "image/chunk_table.h"
 #include "image/digest.h"
 #include "image/dir_source.h"
 #include "image/erofs_writer.h"
@@ -324,6 +325,7 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   manifest.meta = meta.digest;
   DSEC_TRY(const ChunkStore::Blob blob, chunks->Finish(proceed));
   manifest.blob = blob.digest;
+  manifest.chunks = blob.chunks;
   report.content_copied = blob.copied;
   report.write_ms = watch.Lap();
 
@@ -343,7 +345,8 @@ Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
   layer.labels = request.labels;
   if (meta.compressed) layer.labels[kCompressedLabel] = DescribeCompression(request.compression);
   for (const auto& [file, text] :
-       {std::pair(kManifestName, manifest.Encode()), std::pair(kOriginName, EncodeOrigin(layer))}) {
+       {std::pair(kTableName, blob.table), std::pair(kManifestName, manifest.Encode()),
+        std::pair(kOriginName, EncodeOrigin(layer))}) {
     DSEC_TRY_VOID(os::CreateFile(out.get(), file, text, 0600));
     DSEC_TRY_VOID(SyncAt(out.get(), file));
   }
@@ -363,6 +366,8 @@ bool LayerStore::Intact(const std::string& hex, const Manifest& manifest) const 
     return ::fstatat(blobs_fd_.get(), path.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
            S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) == size;
   };
+  if (manifest.chunks.bytes != 0 && !size_is(kTableName, ChunkTable::FileBytes(manifest)))
+    return false;
   return size_is(kMetaName, manifest.meta.size) && size_is(kBlobName, manifest.blob.size) &&
          size_is(kManifestName, manifest.Encode().size());
 }

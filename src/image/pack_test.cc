@@ -536,7 +536,7 @@ TEST_F(PackTest, Flatten_WantsAStackThatFits) {
     EXPECT_FALSE(flat.ok());
     return flat.ok() ? "" : std::string(flat.error().reason()) + " " + flat.error().field();
   };
-  EXPECT_EQ(field({base}, LayerKind::kBase), "layer.bad_stack refs");
+  EXPECT_EQ(field({}, LayerKind::kBase), "layer.bad_stack refs");
   EXPECT_EQ(field({top, base}, LayerKind::kToolkit), "layer.bad_stack refs[1]");
   EXPECT_EQ(field({base, top}, LayerKind::kToolkit), "layer.bad_stack kind");
   EXPECT_EQ(field({top, top}, LayerKind::kBase), "layer.bad_stack kind");

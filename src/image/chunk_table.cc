@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "image/chunk_table.h"
+
+#include <algorithm>
+#include <cstring>
+namespace dsec::image {
+namespace {
+
+uint64_t CountOf(const Manifest& manifest) {
+  if (manifest.chunks.bytes == 0) return 0;
+  return manifest.blob.size / manifest.chunks.bytes +
+         (manifest.blob.size % manifest.chunks.bytes != 0 ? 1 : 0);
+}
+
+}  // namespace
+
+Error Unverifiable(const LayerId& id) {
+  return Error(
+      Code::kFailedPrecondition, "layer.unverifiable",
+      fmt::format(
+          "{} was built without digests of its chunks: build it again from its "
+          "source, or write it anew with `dsec layer flatten --kind KIND --name NEW:TAG OLD`, "
+          "and use the new layer",
+          id.str()));
+}
+
+uint64_t ChunkTable::FileBytes(const Manifest& manifest) {
+  return CountOf(manifest) * sizeof(Digest);
+}
+
+Result<ChunkTable> ChunkTable::Parse(const Manifest& manifest, std::string bytes) {
+  if (manifest.chunks.bytes == 0) return Unverifiable(manifest.Id());
+  if (bytes.size() != FileBytes(manifest) || Sha256Hex(bytes) != manifest.chunks.sha256) {
+    return Error(
+        Code::kInternal, "layer.corrupt",
+        fmt::format("{}: {} is not the table of its manifest", manifest.Id().str(), kTableName));
+  }
+  ChunkTable table;
+  table.chunk_bytes_ = manifest.chunks.bytes;
+  table.blob_bytes_ = manifest.blob.size;
+  table.digests_ = std::move(bytes);
+  return table;
+}
+
+uint32_t ChunkTable::SizeOf(uint64_t chunk) const {
+  return static_cast<uint32_t>(std::min<uint64_t>(chunk_bytes_, blob_bytes_ - OffsetOf(chunk)));
+}
+
+bool ChunkTable::Matches(uint64_t chunk, std::span<const uint8_t> bytes) const {
+  if (chunk >= count() || bytes.size() != SizeOf(chunk)) return false;
+  const Digest digest = Sha256Of(bytes);
+  return std::memcmp(digest.data(), digests_.data() + chunk * sizeof(Digest), sizeof(Digest)) == 0;
+}
+
+BlobHasher::BlobHasher(uint32_t chunk_bytes)
+    : chunk_bytes_(chunk_bytes), helper_([this](const std::stop_token& stop) { Run(stop); }) {}
+
+BlobHasher::~BlobHasher() = default;
+
+void BlobHasher::Update(std::span<const uint8_t> bytes) {
+  if (bytes.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    work_ = bytes;
+    busy_ = true;
+  }
+  changed_.notify_all();
+  whole_.Update(bytes);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !busy_; });
+}
+
+void BlobHasher::Run(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  while (changed_.wait(lock, stop, [&] { return busy_; })) {
+    const auto bytes = work_;
+    lock.unlock();
+    HashChunks(bytes);
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+void BlobHasher::HashChunks(std::span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const size_t step = std::min<size_t>(bytes.size(), chunk_bytes_ - in_chunk_);
+    chunk_.Update(bytes.first(step));
+    in_chunk_ += static_cast<uint32_t>(step);
+    bytes = bytes.subspan(step);
+    if (in_chunk_ == chunk_bytes_) CloseChunk();
+  }
+}
+
+void BlobHasher::CloseChunk() {
+  const Digest digest = chunk_.Next();
+  table_.append(reinterpret_cast<const char*>(digest.data()), digest.size());
+  in_chunk_ = 0;
+}
+
+BlobHasher::Sums BlobHasher::Finish() {
+  if (in_chunk_ > 0) CloseChunk();
+  return {whole_.Finish(), std::move(table_)};
+}
+
+}  // namespace dsec::image
