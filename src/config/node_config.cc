@@ -17,11 +17,12 @@ namespace {
 
 using Text = std::string NodeConfig::*;
 using Number = uint64_t NodeConfig::*;
+using Flag = bool NodeConfig::*;
 
 // One key: where it goes, its unit, bounds of numbers, and what it means.
 struct Key {
   std::string_view name;
-  std::variant<Text, Number> member;
+  std::variant<Text, Number, Flag> member;
   std::string_view unit;
   uint64_t min;
   uint64_t max;
@@ -52,6 +53,24 @@ const Key kKeys[] = {
      "Requests at once that read ahead what the traces of newly mounted layers name; 0: none."},
     {"layers_prefetch_bytes_per_s", &NodeConfig::layers_prefetch_bytes_per_s, "bytes", 4096, kTera,
      "How much of that is read in a second, at most."},
+    {"layers_verify", &NodeConfig::layers_verify, "", 0, 0,
+     "Check each chunk of layers against its digest when it is read (docs/verified_layers.md)."},
+    {"layers_url", &NodeConfig::layers_url, "", 0, 0,
+     "http:// or https:// URL below which an object store has blobs/HEX/* of the layers. What is "
+     "read from there is always checked; names are those of layers_dir, ids work without. Empty: "
+     "layers come from layers_dir."},
+    {"layers_url_headers_file", &NodeConfig::layers_url_headers_file, "", 0, 0,
+     "File with lines \"Name: value\" that each request to layers_url carries, such as "
+     "Authorization; needs https or a loopback address. Read anew for each."},
+    {"layers_url_ca_file", &NodeConfig::layers_url_ca_file, "", 0, 0,
+     "Certificates (PEM) that layers_url is checked against. Empty: those of the system."},
+    {"layers_data_cache_dir", &NodeConfig::layers_data_cache_dir, "", 0, 0,
+     "Local copy of checked content, with layers_verify or layers_url. Empty: "
+     "state_dir/layers_data."},
+    {"layers_data_cache_bytes", &NodeConfig::layers_data_cache_bytes, "bytes", 0, 1024 * kTera,
+     "Size of that copy; the longest unused goes first. 0: nothing is kept."},
+    {"blobfs_path", &NodeConfig::blobfs_path, "", 0, 0,
+     "The dsec-blobfs program. Empty: beside dsec."},
     {"spawner_path", &NodeConfig::spawner_path, "", 0, 0,
      "The dsec-spawner program. Empty: beside dsec."},
     {"aether_path", &NodeConfig::aether_path, "", 0, 0,
@@ -193,6 +212,15 @@ Result<void> Assign(NodeConfig& config, const Key& key, const toml::node& value,
     config.*(*text) = *given;
     return {};
   }
+  if (const Flag* flag = std::get_if<Flag>(&key.member)) {
+    const auto given = value.value_exact<bool>();
+    if (!given) {
+      return Bad("config.type", key.name,
+                 fmt::format("{}: {} must be true or false", place, key.name));
+    }
+    config.*(*flag) = *given;
+    return {};
+  }
   const auto given = value.value_exact<int64_t>();
   if (!given || *given < 0) {
     return Bad("config.type", key.name,
@@ -204,6 +232,27 @@ Result<void> Assign(NodeConfig& config, const Key& key, const toml::node& value,
 
 bool IsAbsolute(const std::string& path) {
   return path.starts_with('/') && path.find('\0') == std::string::npos;
+}
+
+// Credentials do not go over a wire that anybody can read.
+Result<void> CheckLayersUrl(const NodeConfig& config) {
+  const std::string& url = config.layers_url;
+  const bool secure = url.starts_with("https://");
+  if (url.empty()) return {};
+  if ((!secure && !url.starts_with("http://")) || url.ends_with('/') ||
+      url.find_first_of(" \t\r\n?#@") != std::string::npos) {
+    return Bad("config.value", "layers_url",
+               fmt::format("layers_url: {} is not http(s)://HOST[:PORT][/PATH] without credentials "
+                           "and without a slash at its end",
+                           url));
+  }
+  std::string host = url.substr(url.find("://") + 3);
+  host.resize(std::min(host.size(), host.find_first_of(":/")));
+  if (!secure && !config.layers_url_headers_file.empty() && host != "127.0.0.1" &&
+      host != "localhost")
+    return Bad("config.value", "layers_url_headers_file",
+               "layers_url_headers_file: needs an https:// URL");
+  return {};
 }
 
 }  // namespace
@@ -229,12 +278,17 @@ Result<void> CheckNodeConfig(const NodeConfig& config) {
     return Bad("config.path", "run_dir",
                fmt::format("run_dir: {} is longer than 64 bytes", config.run_dir));
   }
-  for (const auto& [name, path] : {std::pair{"layers_dir", &config.layers_dir},
-                                   std::pair{"layers_cache_dir", &config.layers_cache_dir},
-                                   std::pair{"fn_types_dir", &config.fn_types_dir}}) {
+  for (const auto& [name, path] :
+       {std::pair{"layers_dir", &config.layers_dir},
+        std::pair{"layers_cache_dir", &config.layers_cache_dir},
+        std::pair{"layers_data_cache_dir", &config.layers_data_cache_dir},
+        std::pair{"layers_url_headers_file", &config.layers_url_headers_file},
+        std::pair{"layers_url_ca_file", &config.layers_url_ca_file},
+        std::pair{"fn_types_dir", &config.fn_types_dir}}) {
     if (!path->empty() && !IsAbsolute(*path))
       return Bad("config.path", name, fmt::format("{}: {} is not an absolute path", name, *path));
   }
+  DSEC_TRY_VOID(CheckLayersUrl(config));
   const uint64_t ids_end = config.id_base + (config.capacity + config.slot_pool_size) * 65'536;
   if (ids_end > 0xffffffffull) {
     return Bad("config.range", "id_base",
@@ -318,6 +372,8 @@ std::string DumpNodeConfig(const NodeConfig& config) {
         quoted += c;
       }
       out += fmt::format("{} = \"{}\"\n", key.name, quoted);
+    } else if (const Flag* flag = std::get_if<Flag>(&key.member)) {
+      out += fmt::format("{} = {}\n", key.name, config.*(*flag));
     } else {
       out += fmt::format("{} = {}\n", key.name, config.*std::get<Number>(key.member));
     }
@@ -340,6 +396,8 @@ std::string NodeConfigReference() {
     if (const Text* text = std::get_if<Text>(&key.member)) {
       out +=
           fmt::format("| `{}` | `\"{}\"` | | | {} |\n", key.name, defaults.*(*text), key.sentence);
+    } else if (const Flag* flag = std::get_if<Flag>(&key.member)) {
+      out += fmt::format("| `{}` | {} | | | {} |\n", key.name, defaults.*(*flag), key.sentence);
     } else {
       out += fmt::format("| `{}` | {} | {} | {} to {} | {} |\n", key.name,
                          defaults.*std::get<Number>(key.member), key.unit, key.min, key.max,

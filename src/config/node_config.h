@@ -21,6 +21,13 @@ struct NodeConfig {
   uint64_t layers_patience_ms = 10'000;
   uint64_t layers_prefetch = 2;
   uint64_t layers_prefetch_bytes_per_s = 128ull << 20;
+  bool layers_verify = false;
+  std::string layers_url;  // empty: content comes from layers_dir
+  std::string layers_url_headers_file;
+  std::string layers_url_ca_file;
+  std::string layers_data_cache_dir;  // empty: <state_dir>/layers_data
+  uint64_t layers_data_cache_bytes = 16ull << 30;
+  std::string blobfs_path;   // empty: dsec-blobfs beside this program
   std::string spawner_path;  // empty: dsec-spawner beside this program
   std::string aether_path;   // empty: dsec-aether beside this program
   uint64_t shards = 0;       // 0: one a core, at most 8

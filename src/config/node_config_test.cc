@@ -51,6 +51,12 @@ TEST(NodeConfig, Bad_NamesPlaceKeyAndRule) {
            BadCase{"fn_queue_max = 0", "config.range", "fn_queue_max", "from 1 to"},
            BadCase{"fn_max_memory_bytes = 33554432", "config.range", "fn_max_memory_bytes",
                    "below"},
+           BadCase{"layers_verify = 1", "config.type", "layers_verify", "true or false"},
+           BadCase{"layers_url = \"ftp://x\"", "config.value", "layers_url", "http"},
+           BadCase{"layers_url = \"https://u:p@x\"", "config.value", "layers_url", "credentials"},
+           BadCase{"layers_url = \"https://x/\"", "config.value", "layers_url", "slash"},
+           BadCase{"layers_url = \"http://127.0.0.1.x\"\nlayers_url_headers_file = \"/h\"",
+                   "config.value", "layers_url_headers_file", "https"},
            BadCase{"log_level = \"loud\"", "config.value", "log_level", "loud"},
        }) {
     auto parsed = ParseNodeConfig(bad.text, "f");

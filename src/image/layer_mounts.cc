@@ -90,6 +90,16 @@ LayerMounts::LayerMounts(std::string root, LayerMountOptions options)
     : state_(std::make_shared<State>(std::move(root), std::move(options))),
       catalog_(state_->root, state_->options.patience,
                state_->cache.ok() && (*state_->cache)->bytes() > 0) {
+  if (state_->remote()) {
+    catalog_.set_elsewhere(
+        [server = state_->options.server](const LayerId& id) -> Result<LayerInfo> {
+          DSEC_TRY(const auto served, server->Open(id, false));
+          if (Sha256Hex(served.manifest) != HexOf(id))
+            return WrongDigest(id, kManifestName, Sha256Hex(served.manifest), HexOf(id));
+          DSEC_TRY(const auto manifest, Manifest::Parse(served.manifest));
+          return InfoOf(id, manifest);
+        });
+  }
   trimmer_ = std::jthread([this](const std::stop_token& stop) {
     while (true) {
       {
@@ -121,7 +131,7 @@ LayerMounts::~LayerMounts() {
 }
 
 Result<void> LayerMounts::Check() const {
-  if (state_->cache.ok() || !state_->copies) return Ok();
+  if (state_->cache.ok() || (!state_->copies && !state_->remote())) return Ok();
   return Error(state_->cache.error()).Context("the copies of layers");
 }
 
@@ -163,7 +173,8 @@ Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::AcquireAll
   bool missing = false;
   for (const LayerId& id : ids) {
     Wanted& wanted = all.emplace_back(id, state_->SlotOf(id));
-    wanted.mounted = InUse(wanted);
+    // Known to be damaged: the long way finds out whether it still is.
+    if (!state_->Damaged(id)) wanted.mounted = InUse(wanted);
     missing = missing || wanted.mounted == nullptr;
   }
   if (missing) {
@@ -216,8 +227,8 @@ void LayerMounts::LookForHold(const Wanted& wanted) {
   const MonoTime now = Clock::System().Mono();
   const std::lock_guard lock(slot.mutex);
   const auto mounted = slot.mount.lock();
-  if (mounted == nullptr || mounted->hold_ != nullptr || slot.mounting != nullptr ||
-      now - slot.hold_wanted < kLookPeriod)
+  if (state_->remote() || mounted == nullptr || mounted->hold_ != nullptr ||
+      slot.mounting != nullptr || now - slot.hold_wanted < kLookPeriod)
     return;
   slot.hold_wanted = now;
   Wanted call{wanted.id, wanted.slot, std::make_shared<Pending<Mounted>>()};
@@ -231,11 +242,12 @@ void LayerMounts::LookForHold(const Wanted& wanted) {
 void LayerMounts::Begin(Wanted& wanted, bool troubled, Reuses& reuses) {
   const MonoTime now = Clock::System().Mono();
   const milliseconds patience = state_->options.patience;
-  const bool kept = state_->HasKept(wanted.id);
+  const bool kept = state_->HasKept(wanted.id) && !state_->Damaged(wanted.id);
   wanted.wait = kept ? std::min(kKeptPatience, patience) : patience;
   Slot& slot = *wanted.slot;
   const std::lock_guard lock(slot.mutex);
-  if ((wanted.mounted = slot.mount.lock()) != nullptr) return;
+  const bool damaged = state_->Damaged(wanted.id);
+  if (!damaged && (wanted.mounted = slot.mount.lock()) != nullptr) return;
   if (slot.mounting != nullptr) {
     if (now - slot.mounting_since > patience) wanted.wait = milliseconds(0);
     wanted.pending = slot.mounting;
@@ -355,6 +367,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
   if (state->copies) {
     DSEC_TRY(local, (*state->cache)->Find(wanted.id));
   }
+  if (state->remote()) return MountRemote(state, wanted, std::move(local));
   DSEC_TRY(const auto blobs, OpenBlobs(state->root));
   NodeLease::Pin pin;
   if (state->lease) {
@@ -362,7 +375,12 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
   }
   DSEC_FAULT_POINT("layer.mount.after_lease");
   DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), wanted.id, !local.has_value()));
-  DSEC_TRY(const auto blob, BlobOf(blobs.get(), files.blob.get()));
+  DSEC_TRY(auto blob, BlobOf(blobs.get(), files.blob.get()));
+  BlobServer::Served served;
+  if (state->options.server != nullptr) {
+    DSEC_TRY(served, state->options.server->Open(wanted.id, false));
+    blob.session = served.session;
+  }
   DSEC_TRY(auto hold, LayerHold::Make(std::move(files.lock), files.blob.get()));
   {
     // Used without an answer of the store meanwhile: here is its hold there.
@@ -383,7 +401,8 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
       DSEC_TRY(local, (*state->cache)->Add(wanted.id, files.manifest, files.meta.get(), release));
     }
     const int meta = local ? local->meta.get() : files.meta.get();
-    DSEC_TRY(auto mount, MountLayer(meta, files.blob.get(), state->options.read_ahead_kib));
+    const int content = served.blob.valid() ? served.blob.get() : files.blob.get();
+    DSEC_TRY(auto mount, MountLayer(meta, content, state->options.read_ahead_kib));
     kept = Kept{std::move(pin), std::move(files.info), blob, std::move(mount), nullptr, {}};
     made = true;
   }
@@ -434,6 +453,9 @@ Result<bool> LayerMounts::StillThere(const std::shared_ptr<Slot>& slot, const Mo
           DSEC_TRY(const auto local, (*state->cache)->Find(id));
           if (!local) return false;
         }
+        if (state->options.server != nullptr && blob.session != state->options.server->session())
+          return false;
+        if (state->remote()) return true;
         return Readable(state->root, blob);
       }();
       {

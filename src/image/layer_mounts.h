@@ -13,6 +13,7 @@
 
 #include "base/id.h"
 #include "base/result.h"
+#include "image/blob_server.h"
 #include "image/layer_cache.h"
 #include "image/layer_hold.h"
 #include "image/layer_store.h"
@@ -35,8 +36,9 @@ class MountedLayer {
     dev_t device = 0;  // of the folder of layers
     ino_t inode = 0;
     std::shared_ptr<const os::UniqueFd> fd;  // O_PATH, so that closing it asks nobody
+    uint64_t session = 0;                    // of the server that the mount reads from, if any
     bool operator==(const Blob& other) const {
-      return device == other.device && inode == other.inode;
+      return device == other.device && inode == other.inode && session == other.session;
     }
   };
   MountedLayer(LayerInfo info, Blob blob, std::shared_ptr<const os::UniqueFd> mount,
@@ -75,6 +77,8 @@ struct LayerMountOptions {
   // The node in whose lease (NodeLease) layers are listed before they are opened. Empty: locks
   // alone keep them in the store.
   std::string node = {};
+  // Checks what mounts read, and may bring layers from elsewhere. Null: mounts read the store.
+  std::shared_ptr<BlobServer> server = nullptr;
   // How long a call waits for the file system of the store.
   std::chrono::milliseconds patience = std::chrono::seconds(10);
   // Calls on that file system that may be under way, hanging ones included.
@@ -88,9 +92,9 @@ struct LayerMountOptions {
 // which is what shares the page cache among them. Needs Linux 6.12 (file-backed EROFS).
 //
 // Manifest and metadata are copied to this node and checked; the content stays in the store and is
-// read by the kernel as it is needed. The root of the store may hang, fail and come back: calls on
-// it have threads of their own, at most one a layer, and no lock that others need is held over
-// them. Thread-safe.
+// read by the kernel as it is needed, with a BlobServer through that. The root of the store may
+// hang, fail and come back: calls on it have threads of their own, at most one a layer, and no lock
+// that others need is held over them. Thread-safe.
 //
 // A kept mount of a layer that was removed holds its files, and so their room on disk, until a
 // thread of this object finds that out: it looks each minute.
@@ -165,6 +169,8 @@ class LayerMounts {
                         std::weak_ptr<const os::UniqueFd> layer);
   static Result<std::shared_ptr<const os::UniqueFd>> MountApart(const std::shared_ptr<State>& state,
                                                                 const LayerId& id);
+  static Result<Mounted> MountRemote(const std::shared_ptr<State>& state, const Wanted& wanted,
+                                     std::optional<LocalLayer> local);
   static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept,
                          std::shared_ptr<LayerHold> hold);
   void RenewLease();

@@ -112,7 +112,8 @@ struct LayerMounts::State {
     });
   }
 
-  // nullopt: there is none. With `blob` one of another file has become useless, and goes.
+  // nullopt: there is none. With `blob` one of another file has become useless, and goes, as does
+  // one that reads from a server that is no more.
   std::optional<Kept> TakeKept(const LayerId& id, const MountedLayer::Blob* blob) {
     std::list<Kept> taken;
     {
@@ -122,7 +123,9 @@ struct LayerMounts::State {
       if (found == kept.end()) return std::nullopt;
       taken.splice(taken.end(), kept, found);
     }
-    if (blob == nullptr || taken.front().blob == *blob) return std::move(taken.front());
+    const MountedLayer::Blob& found = taken.front().blob;
+    const bool stale = options.server != nullptr && found.session != options.server->session();
+    if (!stale && (blob == nullptr || found == *blob)) return std::move(taken.front());
     End(std::move(taken));
     return std::nullopt;
   }
@@ -164,6 +167,10 @@ struct LayerMounts::State {
     const auto found =
         std::ranges::find_if(kept, [&](const Kept& item) { return item.info.id == id; });
     return found == kept.end() ? nullptr : found->hold;
+  }
+  bool remote() const { return options.server != nullptr && options.server->remote(); }
+  bool Damaged(const LayerId& id) const {
+    return options.server != nullptr && options.server->Damaged(id);
   }
   std::string FolderOf(const LayerId& id) const {
     return fmt::format("{}/blobs/{}", root, HexOf(id));

@@ -41,10 +41,20 @@ Result<std::shared_ptr<const os::UniqueFd>> LayerMounts::MountApart(
   if (state->copies) {
     DSEC_TRY(local, (*state->cache)->Find(id));
   }
+  BlobServer::Served served;
+  if (state->options.server != nullptr) {
+    DSEC_TRY(served, state->options.server->Open(id, false));
+  }
+  if (state->remote()) {
+    // The use that the shared mount has keeps the copy.
+    if (!local) return Error(Code::kUnavailable, "layer.unreachable", "its copy is gone");
+    return MountLayerApart(local->meta.get(), served.blob.get());
+  }
   DSEC_TRY(const auto blobs, OpenBlobs(state->root));
   DSEC_TRY(const LayerFiles files, OpenLayer(blobs.get(), id, !local.has_value()));
   if (!local) DSEC_TRY_VOID(CheckMeta(id, files));
-  return MountLayerApart(local ? local->meta.get() : files.meta.get(), files.blob.get());
+  const int content = served.blob.valid() ? served.blob.get() : files.blob.get();
+  return MountLayerApart(local ? local->meta.get() : files.meta.get(), content);
 }
 
 Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::AcquireApart(

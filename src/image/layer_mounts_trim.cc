@@ -63,7 +63,7 @@ void LayerMounts::Trim() {
   GiveOwed();
   if (const auto deleted = catalog_.DeleteRemoved(); !deleted.ok())
     log::Warn("layer.removed_files_stay", {{"error", deleted.error()}});
-  if (ids.empty()) return;
+  if (ids.empty() || state_->remote()) return;
   const auto gone = std::make_shared<Pending<std::set<LayerId>>>();
   gone->Join();
   const bool started = state_->threads.Start([state = state_, ids, gone] {

@@ -152,6 +152,14 @@ std::vector<Result<LayerInfo>> SharedCatalog::FindForUse(const std::vector<std::
   Answers answers = asked.ok() ? *std::move(asked) : Answers(refs.size(), std::move(asked).error());
   for (size_t i = 0; i < refs.size(); ++i) {
     Result<LayerInfo>& found = answers[i];
+    if (!found.ok() && elsewhere_) {
+      if (const auto id = ParseLayerId(refs[i]); id.ok()) {
+        // An id never stands for anything else.
+        found = known[i] ? Result<LayerInfo>(*known[i]) : elsewhere_(*id);
+        if (found.ok()) Remember(refs[i], found);
+        continue;
+      }
+    }
     if (found.ok() || !OutOfReach(found.error())) {
       Remember(refs[i], found);
     } else if (known[i]) {

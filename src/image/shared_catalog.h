@@ -31,6 +31,12 @@ class SharedCatalog {
                          bool seen = false);
   ~SharedCatalog();
 
+  // Before the first use: what to ask for an id that the store does not have, or cannot be asked
+  // for.
+  void set_elsewhere(std::function<Result<LayerInfo>(const LayerId&)> elsewhere) {
+    elsewhere_ = std::move(elsewhere);
+  }
+
   // As LayerStore::Resolve. While the store does not answer, a name or id stands for what it stood
   // for when this object last heard of it: after a short wait, and without one while a call hangs.
   Result<LayerInfo> Resolve(std::string_view ref, LayerKind kind);
@@ -60,6 +66,7 @@ class SharedCatalog {
   void Remember(const std::string& ref, const Result<LayerInfo>& answer);
 
   const std::chrono::milliseconds patience_;
+  std::function<Result<LayerInfo>(const LayerId&)> elsewhere_;
   std::shared_ptr<Handle> names_;
   std::shared_ptr<Handle> rest_;
   std::shared_ptr<Handle> collection_;

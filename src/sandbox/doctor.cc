@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/fuse.h>
 #include <linux/landlock.h>
 #include <linux/userfaultfd.h>
 #include <sys/fanotify.h>
@@ -118,7 +119,41 @@ class Table {
   std::vector<HostProbe> rows_;
 };
 
+// Mounts a FUSE file system, without a line in a mount table, and looks whether the kernel sends
+// requests again when another process goes on with the session (Linux 6.9, FUSE_HAS_RESEND).
+Result<bool> FuseResends() {
+  constexpr uint64_t kHasResend = 1ull << (39 - 32);  // of flags2
+  DSEC_TRY(const auto device, os::OpenAt(AT_FDCWD, "/dev/fuse", O_RDWR | O_NONBLOCK));
+  DSEC_TRY(auto context, os::FsContext::Open("fuse"));
+  for (const auto& [key, value] :
+       {std::pair("source", std::string("dsec-probe")), std::pair("rootmode", std::string("40000")),
+        std::pair("fd", std::to_string(device.get())), std::pair("user_id", std::string("0")),
+        std::pair("group_id", std::string("0"))})
+    DSEC_TRY_VOID(context.SetString(key, value.c_str()));
+  DSEC_TRY(const auto mount, std::move(context).Mount(MOUNT_ATTR_RDONLY));
+  struct {
+    fuse_in_header header;
+    fuse_init_in init;
+    char rest[FUSE_MIN_READ_BUFFER];
+  } request{};
+  if (::read(device.get(), &request, sizeof request) < 0)
+    return os::ErrnoError("doctor.fuse", "read /dev/fuse");
+  return (request.init.flags & FUSE_INIT_EXT) != 0 && (request.init.flags2 & kHasResend) != 0;
+}
+
+void ProbeFuse(Table& table) {
+  const auto fuse = FuseResends();
+  table.Add(
+      "fuse_resend", false, fuse.ok() && *fuse, "requests are sent again to a new server",
+      fuse.ok() && *fuse ? "layers_verify and layers_url: reads outlive a crash of dsec-blobfs"
+      : fuse.ok()
+          ? "needs Linux 6.9: layers_verify and layers_url work, but reads under way "
+            "when dsec-blobfs dies hang"
+          : fmt::format("{}: layers_verify and layers_url cannot be used", fuse.error().message()));
+}
+
 void ProbeFileSystems(Table& table, const std::string& dir) {
+  ProbeFuse(table);
   const auto erofs = MountTinyErofs(dir);
   table.Add(
       "erofs_file", true, erofs.ok(), "file-backed, detached",

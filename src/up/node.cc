@@ -225,6 +225,38 @@ image::LayerMountOptions LayerMountOptionsOf(const config::NodeConfig& config) {
   return options;
 }
 
+std::string BlobfsDir(const config::NodeConfig& config) { return config.state_dir + "/blobfs"; }
+
+bool WantsBlobfs(const config::NodeConfig& config) {
+  return config.layers_verify || !config.layers_url.empty();
+}
+
+Result<blobfs::ClientOptions> BlobfsOptionsOf(const config::NodeConfig& config) {
+  blobfs::ClientOptions options;
+  blobfs::Settings& settings = options.settings;
+  settings.dir = BlobfsDir(config);
+  settings.root = LayersDir(config);
+  settings.url = config.layers_url;
+  settings.headers_file = config.layers_url_headers_file;
+  settings.ca_file = config.layers_url_ca_file;
+  settings.cache_dir = config.layers_data_cache_dir.empty() ? config.state_dir + "/layers_data"
+                                                            : config.layers_data_cache_dir;
+  settings.cache_bytes = config.layers_data_cache_bytes;
+  settings.log = LogOptionsOf(config);
+  options.run_dir = config.run_dir;
+  DSEC_TRY(options.program, Beside(config.blobfs_path, "dsec-blobfs"));
+  return options;
+}
+
+log::Options LogOptionsOf(const config::NodeConfig& config) {
+  log::Options options;
+  options.format = config.log_format == "json" ? log::Format::kJson : log::Format::kText;
+  if (config.log_level == "debug") options.level = log::Level::kDebug;
+  if (config.log_level == "warn") options.level = log::Level::kWarn;
+  if (config.log_level == "error") options.level = log::Level::kError;
+  return options;
+}
+
 size_t ShardCount(const config::NodeConfig& config) {
   if (config.shards != 0) return config.shards;
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);

@@ -3,7 +3,9 @@
 
 #include <string>
 
+#include "base/log.h"
 #include "base/result.h"
+#include "blobfs/client.h"
 #include "config/node_config.h"
 #include "edge/options.h"
 #include "fn/options.h"
@@ -28,6 +30,12 @@ sandbox::FnCallOptions FnCallOptionsOf(const config::NodeConfig& config);
 Result<fn::FnOptions> FnOptionsOf(const config::NodeConfig& config);
 std::string LayersDir(const config::NodeConfig& config);
 image::LayerMountOptions LayerMountOptionsOf(const config::NodeConfig& config);
+// Of the process that serves checked content.
+std::string BlobfsDir(const config::NodeConfig& config);
+bool WantsBlobfs(const config::NodeConfig& config);
+Result<blobfs::ClientOptions> BlobfsOptionsOf(const config::NodeConfig& config);
+// As the settings say.
+log::Options LogOptionsOf(const config::NodeConfig& config);
 size_t ShardCount(const config::NodeConfig& config);
 
 // Raises the soft RLIMIT_NOFILE to the hard one.

@@ -13,6 +13,7 @@
 #include "apiserver/api_server.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "blobfs/client.h"
 #include "config/node_config.h"
 #include "edge/edge.h"
 #include "fn/fn_service.h"
@@ -71,14 +72,7 @@ int Fail(const Error& error) {
   return kExitFailure;
 }
 
-void SetUpLog(const config::NodeConfig& config) {
-  log::Options options;
-  options.format = config.log_format == "json" ? log::Format::kJson : log::Format::kText;
-  if (config.log_level == "debug") options.level = log::Level::kDebug;
-  if (config.log_level == "warn") options.level = log::Level::kWarn;
-  if (config.log_level == "error") options.level = log::Level::kError;
-  log::Configure(options);
-}
+void SetUpLog(const config::NodeConfig& config) { log::Configure(LogOptionsOf(config)); }
 
 runtime::Task<void> StopAll(edge::Edge* edge, fn::FnService* fn, apiserver::ApiServer* server,
                             Control* control, bool stop_sandboxes) {
@@ -98,6 +92,13 @@ runtime::Task<void> StopAll(edge::Edge* edge, fn::FnService* fn, apiserver::ApiS
   co_return stopped;
 }
 
+struct Blobs {
+  std::shared_ptr<blobfs::Client> client;  // null: content is not checked
+  ~Blobs() {
+    if (client != nullptr) client->Leave();
+  }
+};
+
 // Runs until a signal. What is declared first ends last.
 Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int signals) {
   DSEC_TRY_VOID(fault::ArmFromEnv());
@@ -107,7 +108,14 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
     log::Warn("node.rlimit", {{"error", raised.error()}});
   // Touches nothing of the layers' root, which may hang.
   const auto store = image::LayerStore::At(LayersDir(config));
-  image::LayerMounts mounts(*store, LayerMountOptionsOf(config));
+  Blobs blobs;  // lets the process end after the mounts have ended
+  image::LayerMountOptions mount_options = LayerMountOptionsOf(config);
+  if (WantsBlobfs(config)) {
+    DSEC_TRY(auto blobfs_options, BlobfsOptionsOf(config));
+    DSEC_TRY(blobs.client, blobfs::Client::Start(std::move(blobfs_options)));
+    mount_options.server = blobs.client;
+  }
+  image::LayerMounts mounts(*store, std::move(mount_options));
   DSEC_TRY_VOID(mounts.Check());
   DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
   DSEC_TRY(const auto backend, sandbox::ContainerBackend::Open(container, *store, mounts));
@@ -247,9 +255,14 @@ int PurgeMain(int argc, char** argv) {
     DSEC_TRY(const std::vector<std::string> removed,
              sandbox::ContainerBackend::Purge(container, Clock::System().Mono() + seconds(60)));
     for (const std::string& line : removed) std::printf("removed %s\n", line.c_str());
+    // After the sandboxes, which read through it.
+    DSEC_TRY(const std::vector<std::string> served,
+             blobfs::Client::Purge(BlobfsDir(config), config.run_dir,
+                                   Clock::System().Mono() + seconds(10)));
+    for (const std::string& line : served) std::printf("removed %s\n", line.c_str());
     // The records name nothing that exists any more, and nobody asks for artefacts.
     for (const char* name :
-         {"edge.db", "edge.db-wal", "edge.db-shm", "fn_artifacts", "layers_cache"}) {
+         {"edge.db", "edge.db-wal", "edge.db-shm", "fn_artifacts", "layers_cache", "layers_data"}) {
       std::error_code error;
       std::filesystem::remove_all(config.state_dir + "/" + name, error);
       if (error)

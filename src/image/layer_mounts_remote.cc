@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mounts of layers that a BlobServer brings from elsewhere.
+#include <sys/stat.h>
+
+#include "image/digest.h"
+#include "image/erofs_mount.h"
+#include "image/layer_mounts_state.h"
+
+namespace dsec::image {
+
+// The store has no part in it: no lease, no lock, and nothing there that could be removed.
+Result<LayerMounts::Mounted> LayerMounts::MountRemote(const std::shared_ptr<State>& state,
+                                                      const Wanted& wanted,
+                                                      std::optional<LocalLayer> local) {
+  DSEC_TRY(auto served, state->options.server->Open(wanted.id, !local.has_value()));
+  struct stat status;
+  if (::fstat(served.blob.get(), &status) != 0)
+    return RootError(os::ErrnoError("layer.io", "stat the content of a layer"));
+  const MountedLayer::Blob blob{status.st_dev, status.st_ino, nullptr, served.session};
+  {
+    const std::lock_guard lock(wanted.slot->mutex);
+    auto mounted = wanted.slot->mount.lock();
+    if (mounted != nullptr && mounted->blob_ == blob) return mounted;
+  }
+  auto kept = state->TakeKept(wanted.id, local ? &blob : &kNoBlob);
+  if (!kept) {
+    if (!local) {
+      if (Sha256Hex(served.manifest) != HexOf(wanted.id))
+        return WrongDigest(wanted.id, kManifestName, Sha256Hex(served.manifest), HexOf(wanted.id));
+      DSEC_TRY(const auto manifest, Manifest::Parse(served.manifest));
+      const auto release = [&](const LayerId& other) { return state->Release(other); };
+      DSEC_TRY(local, (*state->cache)->Add(wanted.id, manifest, served.meta.get(), release));
+    }
+    DSEC_TRY(auto mount,
+             MountLayer(local->meta.get(), served.blob.get(), state->options.read_ahead_kib));
+    kept = Kept{{}, InfoOf(wanted.id, local->manifest), blob, std::move(mount), nullptr, {}};
+  }
+  auto mounted = MakeUse(state, *std::move(kept), nullptr);
+  const std::lock_guard lock(wanted.slot->mutex);
+  wanted.slot->mount = mounted;
+  return mounted;
+}
+
+}  // namespace dsec::image
