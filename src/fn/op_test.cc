@@ -29,13 +29,19 @@ TEST_F(FnOpTest, Repeat_IsAnsweredByTheKeptResult) {
   EXPECT_TRUE(again->existed());
   EXPECT_EQ(again->run().stdout().data(), "once\n");
   EXPECT_EQ(backend_.runs().size(), 1);
-  const auto asked = Wait(service_->Result("a", Soon()));
+  const auto asked = Wait(service_->Result("", "a", Soon()));
   ASSERT_TRUE(asked.ok());
   EXPECT_EQ(asked->op_id(), "a");
   // Also when its type is gone or another by now.
   EXPECT_EQ(Call(Named("a", "echo other")).error().reason(), "fn.op_id_reused");
   EXPECT_EQ(Call(Named("a", "echo once", "compiled")).error().reason(), "fn.op_id_reused");
-  EXPECT_EQ(Wait(service_->Result("b", Soon())).error().reason(), "fn.op_not_found");
+  // Of another project it is another call.
+  auto other = Named("a", "echo other");
+  other.set_project("root/x");
+  EXPECT_FALSE(Call(other)->existed());
+  EXPECT_TRUE(Call(other)->existed());
+  EXPECT_EQ(Wait(service_->Result("root/y", "a", Soon())).error().reason(), "fn.op_not_found");
+  EXPECT_EQ(Wait(service_->Result("", "b", Soon())).error().reason(), "fn.op_not_found");
 }
 
 TEST_F(FnOpTest, RepeatUnderWay_JoinsIt) {
@@ -43,7 +49,7 @@ TEST_F(FnOpTest, RepeatUnderWay_JoinsIt) {
   auto first = Begin(Named("a", "wait go\necho done"));
   backend_.AwaitWaiting("go", 1);
   auto second = Begin(Named("a", "wait go\necho done"));
-  const auto early = Wait(service_->Result("a", runtime::Deadline::After(milliseconds(5))));
+  const auto early = Wait(service_->Result("", "a", runtime::Deadline::After(milliseconds(5))));
   ASSERT_FALSE(early.ok());
   EXPECT_EQ(early.error().reason(), "fn.still_running");
   Await([&] { return Count("dsec_fn_op_joins_total") == 1; });
@@ -61,7 +67,7 @@ TEST_F(FnOpTest, ChosenOpId_OutlivesItsCaller) {
   running.Cancel();
   EXPECT_EQ(caller.get().error().code(), Code::kCancelled);
   backend_.Release("go");
-  const auto result = Wait(service_->Result("a", Soon()));
+  const auto result = Wait(service_->Result("", "a", Soon()));
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->verdict(), v1::FN_OK);
 }
@@ -111,15 +117,15 @@ TEST_F(FnOpTest, Kept_IsBoundedByCountBytesAndAge) {
   options_.ops.age = milliseconds(60'000);
   Start();
   for (const char* name : {"a", "b", "c", "d"}) ASSERT_TRUE(Call(Named(name, "echo x")).ok());
-  EXPECT_EQ(Wait(service_->Result("a", Soon())).error().reason(), "fn.op_not_found");
-  EXPECT_TRUE(Wait(service_->Result("b", Soon())).ok());
+  EXPECT_EQ(Wait(service_->Result("", "a", Soon())).error().reason(), "fn.op_not_found");
+  EXPECT_TRUE(Wait(service_->Result("", "b", Soon())).ok());
   clock_.Advance(milliseconds(60'001));
-  EXPECT_EQ(Wait(service_->Result("d", Soon())).error().reason(), "fn.op_not_found");
+  EXPECT_EQ(Wait(service_->Result("", "d", Soon())).error().reason(), "fn.op_not_found");
   const std::string large(600'000, 'x');
   ASSERT_TRUE(Call(Named("e", "echo " + large)).ok());
   ASSERT_TRUE(Call(Named("f", "echo " + large)).ok());
-  EXPECT_EQ(Wait(service_->Result("e", Soon())).error().reason(), "fn.op_not_found");
-  EXPECT_TRUE(Wait(service_->Result("f", Soon())).ok());
+  EXPECT_EQ(Wait(service_->Result("", "e", Soon())).error().reason(), "fn.op_not_found");
+  EXPECT_TRUE(Wait(service_->Result("", "f", Soon())).ok());
 }
 
 TEST_F(FnOpTest, Error_IsNotKept) {
@@ -133,7 +139,7 @@ TEST_F(FnOpTest, Error_IsNotKept) {
 TEST_F(FnOpTest, InfrastructureResult_IsKeptButARepeatRunsAgain) {
   Start();
   EXPECT_EQ(Call(Named("a", "break"))->reason(), "fn.worker_broken");
-  EXPECT_EQ(Wait(service_->Result("a", Soon()))->reason(), "fn.worker_broken");
+  EXPECT_EQ(Wait(service_->Result("", "a", Soon()))->reason(), "fn.worker_broken");
   const auto again = Call(Named("a", "break"));
   EXPECT_FALSE(again->existed());
   EXPECT_EQ(backend_.runs().size(), 6);
