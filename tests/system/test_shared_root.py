@@ -199,6 +199,22 @@ def test_case_113_content_that_stalls_holds_nobody_else_up(store, node, client):
                 assert digest(box) == right
 
 
+def test_checked_content_needs_the_cluster_once(store):
+    """With layers_verify: reads wait for a chunkserver that stalls, and what has come needs none."""
+    name, wanted = store.workspace(16 * MIB)
+    with running_node(store, "srchecked", layers_verify=True) as node, node.client() as client:
+        store.cluster.remount()
+        with sandbox(client, workspace=name) as box, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert box.run_shell("sha256sum /bin/sh", timeout=60).exit_code == 0
+            with stopped(store.cluster.chunkserver):
+                reading = pool.submit(digest, box, 300)
+                assert not concurrent.futures.wait([reading], timeout=2).done
+            assert reading.result() == wanted
+            with stopped(store.cluster.chunkserver):
+                pathlib.Path("/proc/sys/vm/drop_caches").write_text("3\n", encoding="ascii")
+                assert digest(box) == wanted
+
+
 def test_case_113_server_that_dies_and_comes_back(store, node, client):
     name, wanted = store.workspace(32 * MIB)
     store.cluster.remount()
