@@ -483,7 +483,7 @@ async def main():
              "fncall_cpp", "fncall_soak", "layer_build", "layer_compress", "create_many_layers", "catalogue_page", "pack_diff",
              "placement_rate", "placement_imbalance", "iam_check"]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
-    named = [*names, *burst.FIGURES]
+    named = [*names, *burst.FIGURES, "prefetch_first_command"]
     unknown = wanted - set(named)
     if unknown:
         sys.exit(f"unknown figures: {', '.join(sorted(unknown))}; there are {', '.join(named)}")
@@ -531,6 +531,11 @@ async def main():
         shutil.rmtree(folder, ignore_errors=True)
     if wanted & set(burst.FIGURES):  # on nodes of their own, with nothing else on the machine
         await burst.bench_bursts(figures, arguments.build.resolve(), wanted, arguments.images, arguments.tasks, arguments.runs)
+    if "prefetch_first_command" in wanted:  # the same
+        import prefetch
+
+        figure = await asyncio.to_thread(prefetch.measure, arguments.build.resolve(), 5, 2)
+        figures.add(figure["name"], figure["value"], figure["unit"], figure["baseline"], figure["ratio"], **figure["detail"])
 
 
 if __name__ == "__main__":

@@ -291,8 +291,11 @@ Result<std::vector<std::string>> TouchRecorder::Sweep(const NodeId& node) {
       const std::lock_guard lock(names_mutex);
       if (Names().contains(name)) continue;
     }
-    if (::unlinkat(instances.get(), name.c_str(), AT_REMOVEDIR) != 0)
-      return os::ErrnoError("trace.instance_stays", fmt::format("remove {} of tracefs", name));
+    if (::unlinkat(instances.get(), name.c_str(), AT_REMOVEDIR) != 0) {
+      // Somebody looks at it; the next time.
+      log::Warn("trace.instance_stays", {{"name", name}, {"errno", errno}});
+      continue;
+    }
     removed.push_back(fmt::format("trace of first reads {}: removed", name));
   }
   return removed;
