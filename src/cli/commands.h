@@ -28,10 +28,9 @@ void AddSandboxCommands(CLI::App& app,
                         Context& context);  // create run ps rm renew stats top events doctor
 void AddExecCommands(CLI::App& app, Context& context);  // exec shell logs
 void AddCopyCommand(CLI::App& app, Context& context);   // cp
-void AddLayerCommands(
-    CLI::App& app,
-    Context& context);  // layer build ls show verify du rm pack flatten compress trace gc nodes
-                        // forget
+void AddLayerCommands(CLI::App& app,
+                      Context& context);  // layer build ls show verify du rm pack flatten compress
+                                          // trace gc nodes forget
 void AddIamCommands(CLI::App& app, Context& context);  // iam ...
 void AddFnCommands(CLI::App& app, Context& context);   // fn run types pools
 
