@@ -87,6 +87,11 @@ class BlobfsCacheTest : public ::testing::Test {
     loader_.reset();
     cache_.reset();
     cache_ = *DataCache::Open(folder_.path() + "/cache", max_bytes, false, counts_);
+    MakeLoader(options);
+  }
+  // Of one that was there all that it was about to keep is kept.
+  void MakeLoader(LoaderOptions options = {}) {
+    loader_.reset();
     options.bad_pause = milliseconds(0);
     loader_ = std::make_unique<ChunkLoader>(
         cache_.get(), options, counts_,
@@ -235,7 +240,7 @@ TEST_F(BlobfsCacheTest, KilledAtEachStep_LeavesWhatIsRight) {
     if (!cache->ReadProof(layer.hex)) ASSERT_TRUE(cache->WriteProof(layer.hex, layer.proof).ok());
     auto local = *cache->Use(layer.hex, layer.proof.table);
     Buffer chunk(kChunk);
-    if (cache->Read(*local, 0, chunk.bytes()))
+    if (cache->Read(*local, 0, chunk.bytes()) != 0)
       EXPECT_TRUE(layer.proof.table.Matches(0, chunk.bytes())) << step;
     cache.reset();
     ASSERT_TRUE(os::RemoveTree(AT_FDCWD, folder.c_str()).ok());
@@ -248,9 +253,10 @@ TEST_F(BlobfsCacheTest, Bound_HoldsOnDisk) {
   Open(8 * kChunk);
   const auto first = Serve(a);
   ExpectAll(first, a);
+  MakeLoader();
   const auto second = Serve(b);
   ExpectAll(second, b);
-  loader_.reset();  // what it is about to keep is kept
+  MakeLoader();
   EXPECT_LE(counts_.cache_bytes, 8U * kChunk);
   EXPECT_LE(OnDisk(a) + OnDisk(b), 8U * kChunk);
   EXPECT_EQ(OnDisk(a), 0U) << "the longest unused goes first";

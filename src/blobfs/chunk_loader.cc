@@ -180,9 +180,9 @@ std::shared_ptr<const Buffer> ChunkLoader::FromMemory(const Layer& layer, uint64
 
 std::shared_ptr<const Buffer> ChunkLoader::FromDisk(Layer& layer, uint64_t chunk) {
   auto buffer = std::make_shared<Buffer>(layer.proof.table.SizeOf(chunk));
-  if (!cache_->Read(*layer.local_, chunk, buffer->bytes()) ||
-      !layer.proof.table.Matches(chunk, buffer->bytes())) {
-    if (cache_->Drop(*layer.local_, chunk)) {
+  const uint64_t read = cache_->Read(*layer.local_, chunk, buffer->bytes());
+  if (read == 0 || !layer.proof.table.Matches(chunk, buffer->bytes())) {
+    if (read != 0 && cache_->Drop(*layer.local_, chunk, read)) {
       ++counts_.damaged_chunks;
       log::Warn("blobfs.local_chunk_damaged", {{"layer", layer.hex}, {"chunk", chunk}});
     }

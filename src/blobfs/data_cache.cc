@@ -171,7 +171,7 @@ void DataCache::FindChunks(CachedLayer& layer) {
     for (uint64_t chunk = static_cast<uint64_t>(begin) / layer.chunk_bytes_;
          chunk * layer.chunk_bytes_ < stop; ++chunk) {
       if (layer.places_[chunk]) continue;
-      order_.emplace_back(&layer, chunk);
+      order_.push_back({&layer, chunk, ++writes_});
       layer.places_[chunk] = std::prev(order_.end());
       Account(layer.chunk_bytes_);
     }
@@ -184,32 +184,44 @@ bool DataCache::Has(const CachedLayer& layer, uint64_t chunk) const {
   return layer.places_[chunk].has_value();
 }
 
-bool DataCache::Read(CachedLayer& layer, uint64_t chunk, std::span<uint8_t> out) {
+uint64_t DataCache::Read(CachedLayer& layer, uint64_t chunk, std::span<uint8_t> out) {
+  uint64_t written = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (!layer.places_[chunk]) return false;
+    if (!layer.places_[chunk]) return 0;
     order_.splice(order_.begin(), order_, *layer.places_[chunk]);
+    written = order_.front().written;
   }
   const uint64_t want = RoundUp(out.size());  // the buffer is that large
   for (uint64_t done = 0; done < want;) {
     const ssize_t got = ::pread(layer.data_.get(), out.data() + done, want - done,
                                 static_cast<off_t>(chunk * layer.chunk_bytes_ + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
+    if (got <= 0) {  // the disk cannot read it any more
+      Drop(layer, chunk, written);
+      return 0;
+    }
     done += static_cast<uint64_t>(got);
   }
-  return true;
+  return written;
 }
 
 void DataCache::Write(CachedLayer& layer, uint64_t chunk, std::span<const uint8_t> bytes) {
   {
     const std::lock_guard lock(mutex_);
-    if (layer.places_[chunk]) return;
+    // Nor by two at once: it must not be cut away under one of them.
+    if (layer.places_[chunk] || writing_.contains({&layer, chunk})) return;
     if (layer.chunk_bytes_ > max_bytes_ || Clock::System().Mono() < full_until_) {
       ++counts_.not_kept;
       return;
     }
     MakeRoom(layer.chunk_bytes_);
+    if (bytes_ + layer.chunk_bytes_ > max_bytes_) {  // others are being written
+      ++counts_.not_kept;
+      return;
+    }
+    Account(layer.chunk_bytes_);  // its room, from now on
+    writing_.emplace(&layer, chunk);
   }
   const uint64_t want = RoundUp(bytes.size());
   const auto fault = fault::Point("blobfs.chunk.before_write");
@@ -223,22 +235,22 @@ void DataCache::Write(CachedLayer& layer, uint64_t chunk, std::span<const uint8_
   }
   static_cast<void>(fault::Point("blobfs.chunk.after_write"));
   const std::lock_guard lock(mutex_);
+  writing_.erase({&layer, chunk});
   if (error != 0) {
+    Account(-static_cast<int64_t>(layer.chunk_bytes_));
     Forget(layer, chunk);
     ++counts_.not_kept;
     full_until_ = Clock::System().Mono() + kFullPause;
     log::Warn("blobfs.not_kept", {{"layer", layer.hex_}, {"error", ::strerror(error)}});
     return;
   }
-  if (layer.places_[chunk]) return;  // somebody else has fetched it, too
-  order_.emplace_front(&layer, chunk);
+  order_.push_front({&layer, chunk, ++writes_});
   layer.places_[chunk] = order_.begin();
-  Account(layer.chunk_bytes_);
 }
 
-bool DataCache::Drop(CachedLayer& layer, uint64_t chunk) {
+bool DataCache::Drop(CachedLayer& layer, uint64_t chunk, uint64_t read) {
   const std::lock_guard lock(mutex_);
-  if (!layer.places_[chunk]) return false;
+  if (!layer.places_[chunk] || (*layer.places_[chunk])->written != read) return false;
   Forget(layer, chunk);
   return true;
 }
@@ -260,7 +272,8 @@ void DataCache::MakeRoom(uint64_t bytes) {
          std::ranges::any_of(cold_, [](const auto& item) { return item.second.bytes > 0; }))
     EvictCold();
   while (bytes_ + bytes > max_bytes_ && !order_.empty()) {
-    const auto [layer, chunk] = order_.back();
+    CachedLayer* const layer = order_.back().layer;
+    const uint64_t chunk = order_.back().chunk;
     const std::string hex = layer->hex_;
     Forget(*layer, chunk);
     ++counts_.evicted;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,7 +43,11 @@ class DataCache;
 class CachedLayer {
  private:
   friend class DataCache;
-  using Place = std::pair<CachedLayer*, uint64_t>;
+  struct Place {
+    CachedLayer* layer;
+    uint64_t chunk;
+    uint64_t written;  // which of all writes it came by
+  };
   std::string hex_;
   os::UniqueFd data_;  // sparse; past the page cache where that can be
   uint32_t chunk_bytes_ = 0;
@@ -84,12 +89,13 @@ class DataCache {
   // Of a layer that has its proof here. Its folder stays while this lives.
   Result<std::shared_ptr<CachedLayer>> Use(const std::string& hex, const image::ChunkTable& table);
   bool Has(const CachedLayer& layer, uint64_t chunk) const;
-  // Into a buffer aligned to 4096 bytes. False: it is not there or cannot be read.
-  bool Read(CachedLayer& layer, uint64_t chunk, std::span<uint8_t> out);
+  // Into a buffer aligned to 4096 bytes. What is there, by a number for Drop; 0: nothing is, or it
+  // cannot be read.
+  uint64_t Read(CachedLayer& layer, uint64_t chunk, std::span<uint8_t> out);
   // From such a buffer.
   void Write(CachedLayer& layer, uint64_t chunk, std::span<const uint8_t> bytes);
   // What was read had not its digest. False: it had gone meanwhile.
-  bool Drop(CachedLayer& layer, uint64_t chunk);
+  bool Drop(CachedLayer& layer, uint64_t chunk, uint64_t read);
 
  private:
   using Place = CachedLayer::Place;
@@ -115,6 +121,8 @@ class DataCache {
   std::list<Place> order_;                                    // most recently used first
   std::map<std::string, std::shared_ptr<CachedLayer>> used_;  // by hex
   std::map<std::string, Cold> cold_;
+  std::set<std::pair<const CachedLayer*, uint64_t>> writing_;  // chunks
+  uint64_t writes_ = 0;
   uint64_t bytes_ = 0;
   MonoTime full_until_ = {};
 };
