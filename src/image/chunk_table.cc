@@ -6,6 +6,8 @@
 namespace dsec::image {
 namespace {
 
+constexpr size_t kMostQueued = 16;
+
 uint64_t CountOf(const Manifest& manifest) {
   if (manifest.chunks.bytes == 0) return 0;
   return manifest.blob.size / manifest.chunks.bytes +
@@ -59,25 +61,24 @@ BlobHasher::~BlobHasher() = default;
 
 void BlobHasher::Update(std::span<const uint8_t> bytes) {
   if (bytes.empty()) return;
+  std::vector<uint8_t> copy(bytes.begin(), bytes.end());
   {
-    const std::lock_guard lock(mutex_);
-    work_ = bytes;
-    busy_ = true;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return queue_.size() < kMostQueued; });
+    queue_.push_back(std::move(copy));
   }
   changed_.notify_all();
   whole_.Update(bytes);
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !busy_; });
 }
 
 void BlobHasher::Run(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
-  while (changed_.wait(lock, stop, [&] { return busy_; })) {
-    const auto bytes = work_;
+  while (changed_.wait(lock, stop, [&] { return !queue_.empty(); })) {
+    const std::vector<uint8_t>& bytes = queue_.front();
     lock.unlock();
     HashChunks(bytes);
     lock.lock();
-    busy_ = false;
+    queue_.pop_front();
     changed_.notify_all();
   }
 }
@@ -99,6 +100,10 @@ void BlobHasher::CloseChunk() {
 }
 
 BlobHasher::Sums BlobHasher::Finish() {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return queue_.empty(); });
+  }
   if (in_chunk_ > 0) CloseChunk();
   return {whole_.Finish(), std::move(table_)};
 }

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <span>
 #include <string>
@@ -50,8 +51,8 @@ class ChunkTable {
 // kFailedPrecondition: the layer was built before its chunks had digests.
 Error Unverifiable(const LayerId& id);
 
-// Digests of a blob on its way: of the whole on the caller's thread and at the same time of its
-// chunks on another one. Not thread-safe.
+// Digests of a blob on its way: of the whole on the caller's thread, of its chunks on another one,
+// which may lag behind by 16 pieces (they are copied). Not thread-safe.
 class BlobHasher {
  public:
   explicit BlobHasher(uint32_t chunk_bytes);
@@ -78,9 +79,8 @@ class BlobHasher {
   std::string table_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::span<const uint8_t> work_;
-  bool busy_ = false;
-  std::jthread helper_;  // last: it uses all of the above
+  std::deque<std::vector<uint8_t>> queue_;  // its front is being hashed
+  std::jthread helper_;                     // last: it uses all of the above
 };
 
 }  // namespace dsec::image
