@@ -216,17 +216,18 @@ TEST_F(BlobfsCacheTest, CutOffOrDamagedProof_IsNone) {
   }
 }
 
-TEST_F(BlobfsCacheTest, KilledAtEachStep_LeavesWhatIsRight) {
+// Without the fixture, whose folder a killed process would leave.
+TEST(BlobfsDataCache, KilledAtEachStep_LeavesWhatIsRight) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const TestLayer layer = MakeLayer(6, 6 * kChunk);
-  // In place of this test's own, whose name another process would not know.
+  Counts counts;
   const std::string folder = "/tmp/dsec-blobfs-killed";
   for (const char* step :
        {"blobfs.proof.before_rename", "blobfs.chunk.before_write", "blobfs.chunk.after_write"}) {
     EXPECT_EXIT(
         {
-          Counts counts;
-          auto cache = *DataCache::Open(folder, 64 << 20, false, counts);
+          Counts own;
+          auto cache = *DataCache::Open(folder, 64 << 20, false, own);
           ASSERT_TRUE(fault::Arm(fmt::format("{}=kill", step)).ok());
           static_cast<void>(cache->WriteProof(layer.hex, layer.proof));
           auto local = *cache->Use(layer.hex, layer.proof.table);
@@ -236,7 +237,7 @@ TEST_F(BlobfsCacheTest, KilledAtEachStep_LeavesWhatIsRight) {
         },
         ::testing::KilledBySignal(SIGKILL), "")
         << step;
-    auto cache = *DataCache::Open(folder, 64 << 20, false, counts_);
+    auto cache = *DataCache::Open(folder, 64 << 20, false, counts);
     if (!cache->ReadProof(layer.hex)) ASSERT_TRUE(cache->WriteProof(layer.hex, layer.proof).ok());
     auto local = *cache->Use(layer.hex, layer.proof.table);
     Buffer chunk(kChunk);
