@@ -280,7 +280,9 @@ struct Prefetcher::State {
   Figures figures;
 };
 
-Prefetcher::Prefetcher(const PrefetchOptions& options) : state_(std::make_shared<State>(options)) {}
+Prefetcher::Prefetcher(const PrefetchOptions& options) : state_(std::make_shared<State>(options)) {
+  TheMetrics();  // shown from the start
+}
 
 Prefetcher::~Prefetcher() { Close(); }
 
