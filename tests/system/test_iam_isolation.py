@@ -24,7 +24,7 @@ class KeyApi(Api):
     def __init__(self, node, key):
         super().__init__(types.SimpleNamespace(url=node.url, key=key, folder=node.folder, layers=node.layers, cli=node.cli))
 
-    def ask(self, name, **request):
+    def ask(self, name, /, **request):
         """(status, body) of one request, whatever it is. Only the first lines of a stream."""
         with self.open(name, **request) as response:
             kind = (response.headers["Content-Type"] or "").split(";")[0]
@@ -234,6 +234,14 @@ def _calls(world, name):
                         "Submit": {"dataset": "d", "id": 1, "completion": "", "config": {"language": "isolation", "dataset_type": "CommonOJDataset",
                                                                                       "provided_data": {"test": []}}}}.items():
         assert world.api["narrow"].ask(route, body=body)[0] == 403, route
+
+
+@foreign("CollectLayers", "ListLayerNodes", "ForgetLayerNode")
+def _layer_store(world, name):
+    """What concerns the store of all is the root's."""
+    request = {"CollectLayers": {"body": {"dry_run": True}}, "ForgetLayerNode": {"node": "nobody"}}.get(name, {})
+    for color in ("blue", "narrow"):
+        expect(403, "auth.forbidden", world.api[color].ask(name, **request))
 
 
 @foreign("PutFnType", "DeleteFnType")
