@@ -59,7 +59,8 @@ class FakeFn final : public fn::FnApi {
     run.mutable_stdout()->set_data(call.stdin());
     co_return result;
   }
-  runtime::Task<v1::FnResult> Result(std::string op_id, runtime::Deadline) override {
+  runtime::Task<v1::FnResult> Result(std::string /*project*/, std::string op_id,
+                                     runtime::Deadline) override {
     if (op_id == "running") co_return Error(Code::kUnavailable, "fn.still_running", "it runs");
     if (op_id != "known") co_return Error(Code::kNotFound, "fn.op_not_found", op_id);
     v1::FnResult result;
