@@ -52,7 +52,13 @@ runtime::Task<v1::FirstTouchReply> Edge::FirstTouchHere(SandboxPtr sandbox,
                                                         runtime::Deadline deadline) {
   DSEC_CO_TRY_VOID(co_await AgentOf(sandbox, false, deadline));
   if (!sandbox->activity.has_value()) co_return GoneError(sandbox->stop);
+  sandbox->activity->CallBegan(NowMs());
   sandbox->Touch(NowMs());
+  const OnExit end([&] {
+    if (!sandbox->activity.has_value()) return;
+    sandbox->activity->CallEnded(NowMs());
+    Arm(sandbox);
+  });
   co_await LiftClaim(sandbox);
   const auto instance = sandbox->instance;
   if (instance == nullptr) co_return co_await WhyLost(sandbox, deadline);

@@ -88,6 +88,7 @@ Result<TestLayers*> TestLayers::Get() {
   DSEC_TRY_VOID(made->store_->Build(request, nullptr));
   // What the catalogue keeps open is there before any test counts.
   DSEC_TRY_VOID(made->mounts_->catalog().Resolve(request.name, request.kind));
+  DSEC_TRY_VOID(made->mounts_->catalog().DeleteRemoved());
   fs::remove_all(tree);
   layers = std::move(made);
   return layers.get();
