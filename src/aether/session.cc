@@ -456,11 +456,11 @@ void Session::OnStatus(int status) {
   RemoveCommandFiles();
   InitClient::Ended end;
   end.wait_status = status << 8;  // as an exit with it, wait(2)
-  if (!interrupted_) return FinishCommand(end, "");
+  if (!interrupted_ || interrupted_group_ == nullptr) return FinishCommand(end, "");
   cleanup_due_ = true;
   last_status_ = 0;
   // The command's processes are in the cgroup that the shell has left.
-  ExecCgroup* cgroup = background_.back().get();
+  ExecCgroup* cgroup = interrupted_group_;
   cgroup->WhenEmpty(context_.loop, [this, end, cgroup] {
     interrupt_timer_.Reset();
     used_ = Minus(cgroup->Cpu(), cpu_at_start_);
@@ -476,6 +476,7 @@ void Session::OnStatus(int status) {
 
 void Session::FinishCommand(const InitClient::Ended& end, std::string note) {
   Exec* exec = std::exchange(current_, nullptr);
+  interrupted_group_ = nullptr;
   input_hold_.Reset();
   InitClient::Ended full = end;
   CpuTimes used = used_;
@@ -490,10 +491,17 @@ void Session::FinishCommand(const InitClient::Ended& end, std::string note) {
   exec->EndInSession(full, std::move(note));
 }
 
+// But for that of an interrupted command, which its end is read from.
+void Session::RemoveEmptyGroups() {
+  std::erase_if(background_, [this](auto& cgroup) {
+    return cgroup.get() != interrupted_group_ && !cgroup->Populated() && cgroup->Remove();
+  });
+}
+
 // Processes that a command has left go on in its cgroup; the shell takes a new one along, so that
 // they cannot be hit by what is done to a later command.
 void Session::LeaveBackgroundBehind() {
-  std::erase_if(background_, [](auto& cgroup) { return !cgroup->Populated() && cgroup->Remove(); });
+  RemoveEmptyGroups();
   if (cgroup_->Processes().size() <= 1) return;
   auto fresh = ExecCgroup::Create(context_.slot_cgroup, fmt::format("x{}", context_.next_cgroup++));
   if (!fresh.ok() || !(*fresh)->Enter(agent_pid_).ok())
@@ -518,6 +526,7 @@ void Session::Interrupt() {
   if (os::PidFdSendSignal(pidfd_.get(), kInterruptSignal) != 0)
     return KillShell("the session's shell is gone");
   background_.push_back(std::move(cgroup_));
+  interrupted_group_ = background_.back().get();
   cgroup_ = std::move(fresh).value();
   if (!background_.back()->Kill().ok()) return KillShell("the command could not be killed alone");
   interrupt_timer_ = Timer(context_.loop, context_.loop.now() + kInterruptGrace, [this] {
@@ -551,7 +560,7 @@ void Session::Close(std::function<void()> done) {
 }
 
 void Session::CheckClosed() {
-  std::erase_if(background_, [](auto& cgroup) { return !cgroup->Populated() && cgroup->Remove(); });
+  RemoveEmptyGroups();
   if (!Quiet()) return;
   context_.on_session_quiet();
   if (!closed_ || current_ != nullptr) return;

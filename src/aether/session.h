@@ -97,6 +97,7 @@ class Session {
   void OnDriverReadable();
   void OnStatus(int status);
   void FinishCommand(const InitClient::Ended& end, std::string note);
+  void RemoveEmptyGroups();
   void LeaveBackgroundBehind();
   void Interrupt();
   void KillShell(std::string note);
@@ -125,6 +126,7 @@ class Session {
   os::UniqueFd pidfd_;
   std::unique_ptr<ExecCgroup> cgroup_;                 // of the shell and the present command
   std::list<std::unique_ptr<ExecCgroup>> background_;  // of earlier commands
+  ExecCgroup* interrupted_group_ = nullptr;  // one of them: of current_, from its interruption on
   os::UniqueFd driver_;  // `in`, or `in2` of a POSIX shell; read-write, so that it never ends
   os::UniqueFd posix_driver_;
   FdWatch driver_watch_;
