@@ -177,8 +177,8 @@ struct HttpClient::Transfer {
 };
 
 HttpClient::HttpClient(HttpOptions options) : options_(std::move(options)) {
-  static const CURLcode made = ::curl_global_init(CURL_GLOBAL_DEFAULT);
-  DSEC_CHECK(made == CURLE_OK);
+  static const CURLcode kMade = ::curl_global_init(CURL_GLOBAL_DEFAULT);
+  DSEC_CHECK(kMade == CURLE_OK);
 }
 
 HttpClient::~HttpClient() = default;

@@ -65,8 +65,11 @@ class Worker {
     DSEC_TRY(const std::string served, os::ReadAll(served_.get(), kMaxServed));
     adopted_ = !served.empty();
     auto cache = DataCache::Open(settings_.cache_dir, settings_.cache_bytes, adopted_, counts_);
-    if (cache.ok()) cache_ = *std::move(cache);
-    if (!cache.ok()) log::Error("blobfs.no_cache", {{"error", cache.error()}});
+    if (cache.ok()) {
+      cache_ = *std::move(cache);
+    } else {
+      log::Error("blobfs.no_cache", {{"error", cache.error()}});
+    }
     source_ = settings_.url.empty()
                   ? FolderSource(settings_.root)
                   : HttpSource({settings_.url, settings_.headers_file, settings_.ca_file});
