@@ -244,11 +244,10 @@ class Edge final : public EdgeApi {
   boost::asio::awaitable<Error> WhyLost(SandboxPtr sandbox, runtime::Deadline deadline);
 
   // --- pack.cc ---
-  runtime::Task<v1::FirstTouchReply> FirstTouchHere(SandboxPtr sandbox,
-                                                    v1::FirstTouchRequest request,
-                                                    runtime::Deadline deadline);
-  runtime::Task<v1::PackReply> PackHere(SandboxPtr sandbox, v1::PackRequest request,
-                                        PackProgressFn progress, runtime::Deadline deadline);
+  // A call on the instance of a sandbox, on its shard, that is activity for as long as it runs.
+  // `call` makes it of the instance.
+  template <typename Reply, typename Call>
+  runtime::Task<Reply> OnInstance(SandboxPtr sandbox, Call call, runtime::Deadline deadline);
 
   // --- recover.cc ---
   runtime::Task<StartReport> StartHere(std::vector<v1::SandboxRecord> records);
