@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -129,7 +130,6 @@ Result<std::optional<LocalLayer>> LayerCache::Find(const LayerId& id) {
     Drop(hex, opened.error().ToString());
     return std::optional<LocalLayer>();
   }
-  if (*opened) static_cast<void>(::utimensat(dir_.get(), hex.c_str(), nullptr, 0));
   return opened;
 }
 
@@ -147,7 +147,7 @@ bool LayerCache::Unchanged(const LayerId& id) {
       found->second.manifest != StampOf(manifest))
     return false;
   found->second.used = ++clock_;
-  static_cast<void>(::utimensat(dir_.get(), hex.c_str(), nullptr, 0));
+  MarkUsed(hex);
   return true;
 }
 
@@ -187,7 +187,16 @@ Result<std::optional<LocalLayer>> LayerCache::OpenCopy(const std::string& hex) {
     copy.meta = StampOf(meta_status);
     copy.manifest = StampOf(manifest_status);
   }
+  MarkUsed(hex);
   return std::optional(std::move(layer));
+}
+
+void LayerCache::MarkUsed(const std::string& hex) const {
+  // The kernel's own "now" of a file stands still for up to a tick, in which several are used.
+  timespec now = {};
+  if (::clock_gettime(CLOCK_REALTIME, &now) != 0) return;
+  const timespec times[] = {now, now};
+  static_cast<void>(::utimensat(dir_.get(), hex.c_str(), times, 0));
 }
 
 Result<LocalLayer> LayerCache::Add(const LayerId& id, const Manifest& manifest, int meta,

@@ -72,6 +72,8 @@ class LayerCache {
   explicit LayerCache(uint64_t max_bytes) : max_bytes_(max_bytes) {}
   static Stamp StampOf(const struct stat& status);
   Result<std::optional<LocalLayer>> OpenCopy(const std::string& hex);
+  // The order of use that the next Open finds: the time of the folder. Best effort.
+  void MarkUsed(const std::string& hex) const;
   void Evict(const std::function<bool(const LayerId&)>& release);
   void Drop(const std::string& hex, std::string_view why);
 
