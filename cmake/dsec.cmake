@@ -35,7 +35,7 @@ target_compile_options(dsec_pch PRIVATE $<$<CXX_COMPILER_ID:Clang>:-Xclang -fno-
 # Gives a target the precompiled headers when it is of the part of the tree that includes them.
 function(dsec_use_pch target)
   foreach(dep ${ARGN})
-    if(dep MATCHES "^(dsec::(runtime|rpc|http|edge|edge_testing|sandbox|apiserver|cli|up)|dsec_sandbox_testing)$")
+    if(dep MATCHES "^(dsec::(runtime|rpc|http|edge|edge_testing|cluster|sandbox|apiserver|cli|up)|dsec_sandbox_testing)$")
       target_precompile_headers(${target} REUSE_FROM dsec_pch)
       target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:Clang>:-Xclang -fno-pch-timestamp>)
       return()

@@ -51,7 +51,7 @@ struct Created {
   std::unique_ptr<Claim> claim;  // null when the sandbox has ended
 };
 
-// Told how far a pack has come, on a thread that is no shard, at most ten times a second; false
+// Told how far a pack has come, on any thread, at most ten times a second; must not block. False
 // ends it (kCancelled "layer.cancelled"). May be empty.
 using PackProgressFn = std::function<bool(const v1::PackProgress&)>;
 

@@ -99,6 +99,7 @@ runtime::Task<Created> Edge::Create(v1::CreateRequest request, runtime::Deadline
   runtime::GatePass pass(calls_);
   if (!pass) co_return StoppingError();
   DSEC_CO_TRY_VOID(CheckCreate(request, options_.node_id));
+  const uint64_t fences = fences_.load();
   std::string digest = CreateDigest(request);
   const std::string request_key = RequestKey(request.project(), request.request_id());
   if (auto holder = registry_.FindRequest(request_key)) {
@@ -136,6 +137,13 @@ runtime::Task<Created> Edge::Create(v1::CreateRequest request, runtime::Deadline
   if (holder == sandbox) {
     const auto room_by = runtime::Deadline::After(
         std::chrono::milliseconds(std::min<uint64_t>(request.capacity_wait_ms(), 3'600'000)));
+    if (fences_.load() != fences) {
+      // Entered too late for the fence to see it: runs before the create, and dooms it.
+      boost::asio::post(executor, [this, sandbox] {
+        BeginStop(sandbox, FencedTermination("the node has a new epoch"),
+                  std::chrono::milliseconds(0));
+      });
+    }
     if (!runtime::Spawn(calls_, executor, RunCreate(sandbox, room_by))) {
       registry_.Remove(*sandbox);
       co_return StoppingError();

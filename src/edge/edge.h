@@ -61,6 +61,9 @@ class Edge final : public EdgeApi {
   runtime::Task<void> Stop(runtime::Deadline deadline);
   // Ends every sandbox (cause user_stop, who "edge") and waits for it until `deadline`.
   runtime::Task<void> StopSandboxes(std::chrono::milliseconds grace, runtime::Deadline deadline);
+  // Ends every sandbox that exists or was asked for before (cause node_lost, who "epoch") and waits
+  // for it until `deadline`. A Create that began before is among them, wherever it is.
+  runtime::Task<void> Fence(std::string message, runtime::Deadline deadline);
   // After the shards were stopped: destroys what of this object lives on them.
   void LetGo();
 
@@ -188,12 +191,15 @@ class Edge final : public EdgeApi {
   boost::asio::awaitable<void> LiftClaim(SandboxPtr sandbox);
 
   // --- stop.cc ---
+  runtime::Task<void> EndAll(v1::Termination termination, std::chrono::milliseconds grace,
+                             runtime::Deadline deadline);
   runtime::Task<v1::SandboxView> DeleteHere(SandboxPtr sandbox, v1::DeleteRequest request,
                                             runtime::Deadline deadline);
   // Begins the end of a sandbox in whatever state, unless it has begun; a shorter grace than before
   // counts.
   void BeginStop(const SandboxPtr& sandbox, v1::Termination termination,
                  std::chrono::milliseconds grace);
+  v1::Termination FencedTermination(std::string_view message) const;
   v1::Termination NewTermination(std::string_view cause, std::string_view who,
                                  std::string_view message) const;
   boost::asio::awaitable<void> RunStop(SandboxPtr sandbox);
@@ -275,6 +281,7 @@ class Edge final : public EdgeApi {
   DueQueue<Sandbox> due_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> let_go_ = false;
+  std::atomic<uint64_t> fences_ = 0;  // begun
   runtime::Gate calls_;                              // calls, creates, stops: what Stop waits for
   runtime::Gate watchers_;                           // coroutines that last as long as a sandbox
   std::shared_ptr<runtime::AsyncEvent> timer_wake_;  // of shard 0

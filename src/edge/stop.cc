@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
 #include "base/check.h"
@@ -260,23 +262,44 @@ boost::asio::awaitable<void> Edge::FinishStop(SandboxPtr sandbox, std::optional<
 }
 
 runtime::Task<void> Edge::StopSandboxes(milliseconds grace, runtime::Deadline deadline) {
+  return EndAll(NewTermination(model::cause::kUserStop, "edge", "the node was stopped"), grace,
+                deadline);
+}
+
+v1::Termination Edge::FencedTermination(std::string_view message) const {
+  return NewTermination(model::cause::kNodeLost, "epoch", message);
+}
+
+runtime::Task<void> Edge::Fence(std::string message, runtime::Deadline deadline) {
+  // Before the registry is read: a Create enters there first and looks at this afterwards.
+  ++fences_;
+  return EndAll(FencedTermination(message), milliseconds(0), deadline);
+}
+
+runtime::Task<void> Edge::EndAll(v1::Termination termination, milliseconds grace,
+                                 runtime::Deadline deadline) {
   v1::DeleteRequest request;
-  request.set_who("edge");
-  request.set_cause(std::string(model::cause::kUserStop));
+  request.set_who(termination.who());
+  request.set_cause(termination.cause());
   request.set_grace_ms(static_cast<uint64_t>(grace.count()));
+  request.set_wait(true);
   const auto sandboxes = registry_.All();
   for (const SandboxPtr& sandbox : sandboxes) {
-    boost::asio::post(sandbox->executor(), [this, sandbox, grace] {
-      BeginStop(sandbox, NewTermination(model::cause::kUserStop, "edge", "the node was stopped"),
-                grace);
+    boost::asio::post(sandbox->executor(), [this, sandbox, termination, grace] {
+      BeginStop(sandbox, termination, grace);
     });
   }
+  // On this shard, too, before the deletes, whose termination says less.
+  co_await boost::asio::post(co_await boost::asio::this_coro::executor,
+                             boost::asio::use_awaitable);
   Result<void> first = Ok();
-  request.set_wait(true);
   for (const SandboxPtr& sandbox : sandboxes) {
     request.set_id(sandbox->id());
     auto deleted = co_await Delete(request, deadline);
-    if (!deleted.ok() && first.ok()) first = std::move(deleted).error();
+    // A create that was refused at this moment leaves nothing.
+    if (!deleted.ok() && deleted.error().code() != Code::kNotFound && first.ok()) {
+      first = std::move(deleted).error();
+    }
   }
   co_return first;
 }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "rpc/dial.h"
 #include "rpc/socket.h"
+#include "rpc/tls_session.h"
 #include "runtime/shards.h"
 
 namespace dsec::rpc {
@@ -60,16 +61,19 @@ class Inbox {
 
 class SocketChannel final : public Channel, public std::enable_shared_from_this<SocketChannel> {
  public:
-  SocketChannel(FrameSocket::Socket socket, std::string peer)
+  SocketChannel(FrameSocket::Socket socket, std::string peer, std::unique_ptr<TlsSession> tls)
       : peer_(std::move(peer)),
         socket_(std::make_shared<FrameSocket>(
-            std::move(socket), [this](const FrameHeader& header) { return Wanted(header); })) {}
+            std::move(socket), [this](const FrameHeader& header) { return Wanted(header); },
+            std::move(tls))) {}
   ~SocketChannel() override { socket_->Close(); }
 
   // The read loop keeps only the socket alive: the channel ends when its last user lets go.
   static std::shared_ptr<Channel> Start(FrameSocket::Socket socket, std::string peer,
-                                        const runtime::Executor& executor) {
-    auto channel = std::make_shared<SocketChannel>(std::move(socket), std::move(peer));
+                                        const runtime::Executor& executor,
+                                        std::unique_ptr<TlsSession> tls = nullptr) {
+    auto channel =
+        std::make_shared<SocketChannel>(std::move(socket), std::move(peer), std::move(tls));
     runtime::internal::StartDetached(executor, ReadLoop(channel, channel->socket_));
     return channel;
   }
@@ -315,6 +319,20 @@ Task<std::shared_ptr<Channel>> Channel::ConnectTcp(runtime::Executor executor, s
   auto socket = co_await DialTcp(executor, std::move(host), port, deadline);
   if (!socket.ok()) co_return std::move(socket).error();
   co_return SocketChannel::Start(std::move(*socket), std::move(peer), executor);
+}
+
+Task<std::shared_ptr<Channel>> Channel::ConnectTls(runtime::Executor executor, std::string host,
+                                                   uint16_t port,
+                                                   std::shared_ptr<const TlsContext> context,
+                                                   TlsExpect expect, Deadline deadline) {
+  std::string peer = fmt::format("{}:{}", host, port);
+  auto socket = co_await DialTcp(executor, std::move(host), port, deadline);
+  if (!socket.ok()) co_return std::move(socket).error();
+  auto shaken = co_await ShakeHands(std::move(*socket), std::move(context), TlsSide::kClient,
+                                    std::move(expect), peer, deadline);
+  if (!shaken.ok()) co_return std::move(shaken).error();
+  co_return SocketChannel::Start(std::move(shaken->socket), std::move(peer), executor,
+                                 std::move(shaken->session));
 }
 
 }  // namespace dsec::rpc

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "rpc/tls.h"
 #include "runtime/async_event.h"
 #include "runtime/deadline.h"
 #include "runtime/task.h"
@@ -41,6 +42,12 @@ class Channel {
   static runtime::Task<std::shared_ptr<Channel>> ConnectTcp(runtime::Executor executor,
                                                             std::string host, uint16_t port,
                                                             runtime::Deadline deadline);
+  // The same with TLS: errors of ShakeHands (rpc/tls_session.h) as well. A server that refuses this
+  // side's certificate says so after the handshake: the first call then gets "rpc.closed" with its
+  // alert.
+  static runtime::Task<std::shared_ptr<Channel>> ConnectTls(
+      runtime::Executor executor, std::string host, uint16_t port,
+      std::shared_ptr<const TlsContext> context, TlsExpect expect, runtime::Deadline deadline);
   virtual ~Channel() = default;
 
   // One request, one answer. The peer's error as ParseResponse gives it; kDeadlineExceeded

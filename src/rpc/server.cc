@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "rpc/server_stream.h"
 #include "rpc/socket.h"
+#include "rpc/tls_session.h"
 #include "runtime/gate.h"
 #include "runtime/shards.h"
 
@@ -73,6 +74,8 @@ struct Server::State {
   std::vector<std::function<void()>> close_listeners;
   std::vector<std::string> paths;
   std::set<std::shared_ptr<Connection>> connections;
+  std::map<uint64_t, runtime::Running> handshakes;  // under way
+  uint64_t next_handshake = 0;
   bool stopping = false;
   size_t calls = 0;           // under way, on all connections
   runtime::AsyncEvent quiet;  // set when `calls` falls to 0
@@ -82,10 +85,12 @@ struct Server::State {
 // One client. Its read loop lasts as long as the connection; each call is a coroutine of its own.
 class Server::Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(std::shared_ptr<State> state, FrameSocket::Socket socket, Peer peer)
+  Connection(std::shared_ptr<State> state, FrameSocket::Socket socket, Peer peer,
+             std::unique_ptr<TlsSession> tls)
       : state_(std::move(state)),
         peer_(std::make_shared<const Peer>(std::move(peer))),
-        socket_(std::make_shared<FrameSocket>(std::move(socket), FrameParser::Filter())) {}
+        socket_(std::make_shared<FrameSocket>(std::move(socket), FrameParser::Filter(),
+                                              std::move(tls))) {}
 
   static asio::awaitable<void> Serve(std::shared_ptr<Connection> self) {
     for (;;) {
@@ -279,34 +284,67 @@ void Server::RegisterStream(std::string service, std::string method, Streaming h
   state_->streamings[{std::move(service), std::move(method)}] = std::move(handler);
 }
 
-void Server::Accepted(const std::shared_ptr<State>& state, FrameSocket::Socket socket, Peer peer) {
+void Server::Accepted(const std::shared_ptr<State>& state, FrameSocket::Socket socket, Peer peer,
+                      std::unique_ptr<TlsSession> session) {
   if (state->connections.size() >= state->options.max_connections) {
     log::Warn("rpc.too_many_connections", {{"peer", peer.address}});
     return;
   }
-  auto connection = std::make_shared<Connection>(state, std::move(socket), std::move(peer));
+  auto connection =
+      std::make_shared<Connection>(state, std::move(socket), std::move(peer), std::move(session));
   state->connections.insert(connection);
   runtime::Spawn(state->gate, state->executor, Connection::Serve(connection));
 }
 
+asio::awaitable<void> Server::Secure(std::shared_ptr<State> state, FrameSocket::Socket socket,
+                                     Peer peer, std::shared_ptr<const Tls> tls, uint64_t id) {
+  auto shaken =
+      co_await ShakeHands(std::move(socket), tls->holder->Get(), TlsSide::kServer, tls->expect,
+                          peer.address, Deadline::After(state->options.handshake_time));
+  state->handshakes.erase(id);
+  if (!shaken.ok()) {
+    log::Warn("rpc.tls_refused", {{"peer", peer.address}, {"error", shaken.error()}});
+    co_return;
+  }
+  if (state->stopping) co_return;
+  peer.tls = shaken->session->peer();
+  Accepted(state, std::move(shaken->socket), std::move(peer), std::move(shaken->session));
+}
+
 template <typename Acceptor>
-void Server::Start(std::shared_ptr<Acceptor> acceptor) {
+void Server::Start(std::shared_ptr<Acceptor> acceptor, std::shared_ptr<const Tls> tls) {
   state_->close_listeners.push_back([acceptor] {
     boost::system::error_code ignored;
     acceptor->close(ignored);
   });
-  runtime::Spawn(state_->gate, state_->executor, AcceptLoop(state_, std::move(acceptor)));
+  runtime::Spawn(state_->gate, state_->executor,
+                 AcceptLoop(state_, std::move(acceptor), std::move(tls)));
 }
 
 template <typename Acceptor>
 asio::awaitable<void> Server::AcceptLoop(std::shared_ptr<State> state,
-                                         std::shared_ptr<Acceptor> acceptor) {
+                                         std::shared_ptr<Acceptor> acceptor,
+                                         std::shared_ptr<const Tls> tls) {
   while (acceptor->is_open()) {
     auto [error, socket] = co_await acceptor->async_accept(asio::as_tuple(asio::use_awaitable));
     if (!acceptor->is_open()) co_return;
     if (!error) {
       Peer peer = PeerOf(socket);
-      Accepted(state, FrameSocket::Socket(std::move(socket)), std::move(peer));
+      FrameSocket::Socket stream(std::move(socket));
+      if (tls == nullptr) {
+        Accepted(state, std::move(stream), std::move(peer), nullptr);
+      } else if (state->handshakes.size() >= state->options.max_handshakes) {
+        log::Warn("rpc.too_many_handshakes", {{"peer", peer.address}});
+      } else {
+        const uint64_t id = state->next_handshake++;
+        state->handshakes.emplace(id, runtime::Running());
+        auto running =
+            runtime::SpawnCancellable(state->gate, state->executor,
+                                      Secure(state, std::move(stream), std::move(peer), tls, id));
+        if (const auto entry = state->handshakes.find(id); entry != state->handshakes.end()) {
+          entry->second = std::move(running);
+        }
+      }
       continue;
     }
     log::Warn("rpc.accept_failed", {{"error", error.message()}});
@@ -339,6 +377,17 @@ Result<void> Server::ListenUnix(const std::string& path) {
 }
 
 Result<uint16_t> Server::ListenTcp(const std::string& address, uint16_t port) {
+  return Listen(address, port, nullptr);
+}
+
+Result<uint16_t> Server::ListenTls(const std::string& address, uint16_t port,
+                                   std::shared_ptr<const TlsHolder> holder, TlsExpect expect) {
+  return Listen(address, port,
+                std::make_shared<const Tls>(Tls{std::move(holder), std::move(expect)}));
+}
+
+Result<uint16_t> Server::Listen(const std::string& address, uint16_t port,
+                                std::shared_ptr<const Tls> tls) {
   const std::string name = fmt::format("{}:{}", address, port);
   boost::system::error_code error;
   const auto literal = asio::ip::make_address(address, error);
@@ -352,7 +401,7 @@ Result<uint16_t> Server::ListenTcp(const std::string& address, uint16_t port) {
   asio::ip::tcp::endpoint bound;
   if (!error) bound = acceptor->local_endpoint(error);
   if (error) return ListenError(name, error);
-  Start(std::move(acceptor));
+  Start(std::move(acceptor), std::move(tls));
   return bound.port();
 }
 
@@ -363,6 +412,7 @@ asio::awaitable<void> Server::Stop(Deadline deadline) {
   state->close_listeners.clear();
   for (const std::string& path : state->paths) ::unlink(path.c_str());
   state->paths.clear();
+  for (const auto& [id, running] : state->handshakes) running.Cancel();
   while (state->calls > 0) {
     state->quiet.Reset();
     auto waited = co_await state->quiet.Wait(deadline);

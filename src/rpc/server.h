@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -9,18 +10,20 @@
 #include <string_view>
 
 #include "rpc/socket.h"
+#include "rpc/tls.h"
 #include "runtime/deadline.h"
 #include "runtime/task.h"
 
 namespace dsec::rpc {
 
 // Who is at the other end. The credentials are the kernel's word on who connected a Unix socket;
-// over TCP they are -1.
+// over TCP they are -1. With TLS the name is proved by a certificate.
 struct Peer {
   std::string address;  // "unix" or ADDRESS:PORT
   int64_t pid = -1;
   int64_t uid = -1;
   int64_t gid = -1;
+  std::optional<TlsPeer> tls = std::nullopt;  // none: no TLS, or a client without a certificate
 };
 
 // What a handler knows about its call.
@@ -43,6 +46,9 @@ class ServerStream {
 
 struct ServerOptions {
   size_t max_connections = 1024;  // one more is closed at once
+  // Of ListenTls: handshakes at once (one more is closed at once), and how long one may take.
+  size_t max_handshakes = 256;
+  std::chrono::milliseconds handshake_time{5'000};
   // What one connection may have under way; a further request is answered kResourceExhausted
   // "rpc.busy".
   size_t max_calls_per_connection = 1024;
@@ -74,6 +80,9 @@ class Server {
   Result<void> ListenUnix(const std::string& path);
   // An address, not a name. Port 0 picks one; returns the port.
   Result<uint16_t> ListenTcp(const std::string& address, uint16_t port);
+  // The same with TLS; each handshake uses what the holder has then.
+  Result<uint16_t> ListenTls(const std::string& address, uint16_t port,
+                             std::shared_ptr<const TlsHolder> holder, TlsExpect expect);
   // No new connection; a new request is answered kUnavailable "rpc.stopping". Waits until the
   // deadline for calls under way and for clients to take their answers, then closes the
   // connections, cancels what still runs and waits for that.
@@ -83,12 +92,24 @@ class Server {
   class Connection;
   struct State;
 
-  static void Accepted(const std::shared_ptr<State>& state, FrameSocket::Socket socket, Peer peer);
+  struct Tls {
+    std::shared_ptr<const TlsHolder> holder;
+    TlsExpect expect;
+  };
+
+  static void Accepted(const std::shared_ptr<State>& state, FrameSocket::Socket socket, Peer peer,
+                       std::unique_ptr<TlsSession> session);
+  static boost::asio::awaitable<void> Secure(std::shared_ptr<State> state,
+                                             FrameSocket::Socket socket, Peer peer,
+                                             std::shared_ptr<const Tls> tls, uint64_t id);
+  Result<uint16_t> Listen(const std::string& address, uint16_t port,
+                          std::shared_ptr<const Tls> tls);
   template <typename Acceptor>
-  void Start(std::shared_ptr<Acceptor> acceptor);
+  void Start(std::shared_ptr<Acceptor> acceptor, std::shared_ptr<const Tls> tls = nullptr);
   template <typename Acceptor>
   static boost::asio::awaitable<void> AcceptLoop(std::shared_ptr<State> state,
-                                                 std::shared_ptr<Acceptor> acceptor);
+                                                 std::shared_ptr<Acceptor> acceptor,
+                                                 std::shared_ptr<const Tls> tls);
 
   const std::shared_ptr<State> state_;
 };

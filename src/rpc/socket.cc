@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "rpc/tls_session.h"
+
 namespace dsec::rpc {
 namespace {
 
@@ -25,11 +27,34 @@ Error Closed(std::string_view why) {
 
 }  // namespace
 
-FrameSocket::FrameSocket(Socket socket, FrameParser::Filter filter)
-    : socket_(std::move(socket)), parser_(kMaxFramePayload, std::move(filter)) {
+FrameSocket::FrameSocket(Socket socket, FrameParser::Filter filter, std::unique_ptr<TlsSession> tls)
+    : socket_(std::move(socket)),
+      tls_(std::move(tls)),
+      parser_(kMaxFramePayload, std::move(filter)) {
   boost::system::error_code error;
   socket_.non_blocking(true, error);
   if (error) Close();
+}
+
+FrameSocket::~FrameSocket() = default;
+
+ssize_t FrameSocket::ReadSome(char* to, size_t size) {
+  if (tls_ != nullptr) return tls_->Read(to, size);
+  return ::recv(socket_.native_handle(), to, size, 0);
+}
+
+ssize_t FrameSocket::WriteSome(const char* from, size_t size) {
+  if (tls_ != nullptr) return tls_->Write(from, size);
+  return ::send(socket_.native_handle(), from, size, MSG_NOSIGNAL);
+}
+
+FrameSocket::Socket::wait_type FrameSocket::AfterRead() const {
+  return tls_ != nullptr && tls_->wants_write() ? Socket::wait_write : Socket::wait_read;
+}
+
+Error FrameSocket::BrokenBy(int sys_errno) const {
+  if (tls_ != nullptr && sys_errno == EPROTO) return Closed(fmt::format(": TLS: {}", tls_->why()));
+  return Closed(fmt::format(": {}", strerrordesc_np(sys_errno))).WithErrno(sys_errno);
 }
 
 Result<void> FrameSocket::Send(uint32_t stream, MessageType type, uint8_t flags,
@@ -55,8 +80,7 @@ Result<void> FrameSocket::Send(uint32_t stream, MessageType type, uint8_t flags,
 
 void FrameSocket::Flush() {
   while (!closed_ && sent_ < queued_.size()) {
-    const ssize_t taken = ::send(socket_.native_handle(), queued_.data() + sent_,
-                                 queued_.size() - sent_, MSG_NOSIGNAL);
+    const ssize_t taken = WriteSome(queued_.data() + sent_, queued_.size() - sent_);
     if (taken >= 0) {
       sent_ += static_cast<size_t>(taken);
     } else if (errno == EAGAIN) {
@@ -82,22 +106,25 @@ void FrameSocket::Flush() {
 
 runtime::Task<Frame> FrameSocket::Receive() {
   const auto self = shared_from_this();
+  Socket::wait_type wait = Socket::wait_read;
   for (;;) {
     auto frame = parser_.Next();
     if (!frame.ok()) co_return std::move(frame).error();
     if (frame->has_value()) co_return std::move(**frame);
     if (closed_) co_return Closed("");
-    const auto [error] =
-        co_await socket_.async_wait(Socket::wait_read, asio::as_tuple(asio::use_awaitable));
-    if (closed_ || error) co_return Closed("");
+    // What TLS holds already no event announces.
+    if (tls_ == nullptr || !tls_->pending()) {
+      const auto [error] = co_await socket_.async_wait(wait, asio::as_tuple(asio::use_awaitable));
+      if (closed_ || error) co_return Closed("");
+    }
     thread_local std::array<char, kReadBytes> buffer;
-    const ssize_t got = ::recv(socket_.native_handle(), buffer.data(), buffer.size(), 0);
+    const ssize_t got = ReadSome(buffer.data(), buffer.size());
+    wait = got < 0 && errno == EAGAIN ? AfterRead() : Socket::wait_read;
     if (got == 0) co_return Closed(" by the peer");
     if (got > 0) {
       parser_.Feed({buffer.data(), static_cast<size_t>(got)});
     } else if (errno != EAGAIN && errno != EINTR) {
-      const int sys_errno = errno;
-      co_return Closed(fmt::format(": {}", strerrordesc_np(sys_errno))).WithErrno(sys_errno);
+      co_return BrokenBy(errno);
     }
   }
 }
@@ -112,9 +139,9 @@ void FrameSocket::Close() {
   if (closed_) return;
   if (flush_pending_ && sent_ < queued_.size()) {
     // Best effort: the peer may still be reading.
-    (void)::send(socket_.native_handle(), queued_.data() + sent_, queued_.size() - sent_,
-                 MSG_NOSIGNAL);
+    (void)WriteSome(queued_.data() + sent_, queued_.size() - sent_);
   }
+  if (tls_ != nullptr) tls_->Shutdown();
   closed_ = true;
   boost::system::error_code ignored;
   socket_.shutdown(Socket::shutdown_both, ignored);

@@ -11,6 +11,8 @@
 
 namespace dsec::rpc {
 
+class TlsSession;
+
 // A connected stream socket that frames go through, in order. Sending never waits: what the kernel
 // does not take at once is queued, up to a bound. Belongs to one shard and is kept alive by its own
 // work under way. An idle one holds no buffers.
@@ -19,7 +21,9 @@ class FrameSocket : public std::enable_shared_from_this<FrameSocket> {
   using Socket = boost::asio::generic::stream_protocol::socket;
   static constexpr size_t kMaxBacklog = size_t{16} << 20;
 
-  FrameSocket(Socket socket, FrameParser::Filter filter);
+  // With `tls` the frames travel through it; its handshake is done.
+  FrameSocket(Socket socket, FrameParser::Filter filter, std::unique_ptr<TlsSession> tls = nullptr);
+  ~FrameSocket();
 
   // Frames sent in one turn of the shard leave together at its end. kUnavailable "rpc.closed";
   // kInvalidArgument "rpc.too_large" when the payload does not fit a frame; kResourceExhausted
@@ -39,8 +43,15 @@ class FrameSocket : public std::enable_shared_from_this<FrameSocket> {
 
  private:
   void Flush();
+  // As recv(2) and send(2).
+  ssize_t ReadSome(char* to, size_t size);
+  ssize_t WriteSome(const char* from, size_t size);
+  // What to wait for after EAGAIN of the one or the other.
+  Socket::wait_type AfterRead() const;
+  Error BrokenBy(int sys_errno) const;
 
   Socket socket_;
+  const std::unique_ptr<TlsSession> tls_;
   FrameParser parser_;
   std::string queued_;
   size_t sent_ = 0;             // of queued_

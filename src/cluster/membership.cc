@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cluster/membership.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "cluster/call_error.h"
+
+namespace dsec::cluster {
+namespace {
+
+using runtime::Deadline;
+using runtime::Task;
+using std::chrono::seconds;
+
+constexpr int kAttempts = 8;  // of a transaction that others get in the way of
+constexpr std::string_view kEdgeRole = "edge";
+
+Error Refuse(Code code, std::string_view reason, std::string message, std::string field = {}) {
+  return Error(code, reason, std::move(message)).WithField(std::move(field));
+}
+
+// What an edge says about itself; the rest is for the apiserver to know.
+void CopyWord(const v1::NodeRecord& from, v1::NodeRecord& to) {
+  to.set_node_id(from.node_id());
+  to.set_address(from.address());
+  to.set_boot_id(from.boot_id());
+  *to.mutable_capabilities() = from.capabilities();
+  *to.mutable_labels() = from.labels();
+  to.set_pool(from.pool());
+  to.set_build(from.build());
+  to.set_backends(from.backends());
+  to.set_capacity(from.capacity());
+  to.set_memory_total_bytes(from.memory_total_bytes());
+}
+
+bool Conflict(const Error& error) { return error.reason() == "store.version"; }
+
+Deadline Bounded(Deadline deadline) { return deadline.Sooner(Deadline::After(seconds(20))); }
+
+}  // namespace
+
+struct Membership::Found {
+  std::optional<v1::NodeRecord> record;
+  store::Revision version = 0;
+};
+
+Task<Membership::Found> Membership::Find(std::string node_id, Deadline deadline) {
+  auto entry = co_await store_.Get(NodeKey(node_id), deadline);
+  if (!entry.ok()) co_return std::move(entry).error();
+  Found found;
+  if (!entry->has_value()) co_return found;
+  found.version = (*entry)->version;
+  DSEC_CO_TRY(found.record, ParseNodeRecord((*entry)->value));
+  co_return found;
+}
+
+Result<void> CheckCapabilitiesOf(const v1::NodeRecord& record) {
+  for (const v1::Capability& row : record.capabilities()) {
+    // A row that is not ok but has a mechanism in use has a replacement for what is missing.
+    if (row.ok() || !row.used().empty()) continue;
+    return Refuse(Code::kFailedPrecondition, "join.capability",
+                  fmt::format("the node fails {}: {}", row.name(), row.detail()),
+                  std::string(row.name()));
+  }
+  return Ok();
+}
+
+Task<v1::JoinReply> Membership::Join(v1::JoinRequest request, Deadline given) {
+  const Deadline deadline = Bounded(given);
+  DSEC_CO_TRY(const ca::SigningRequest wanted, ca::ParseRequest(request.signing_request()));
+  const Issuer::State issuer = issuer_.Get();
+  const bool edge = wanted.name.role == kEdgeRole;
+  v1::NodeRecord& word = *request.mutable_node();
+  if (edge) {
+    if (word.node_id() != wanted.name.id) {
+      co_return Refuse(Code::kInvalidArgument, "join.node",
+                       "node.node_id is not the name that the signing request asks for",
+                       "node.node_id");
+    }
+    word.set_epoch(1);
+    word.set_state(v1::NODE_JOINED);
+    DSEC_CO_TRY_VOID(CheckNodeRecord(word));
+    DSEC_CO_TRY_VOID(CheckCapabilitiesOf(word));
+  }
+  for (int attempt = 0;; ++attempt) {
+    auto used = co_await ca::UseJoinToken(store_, request.token(), wanted.key_sha256,
+                                          wanted.name.Uri(), clock_, deadline);
+    if (!used.ok()) co_return std::move(used).error();
+    const v1::JoinTokenRecord& token = used->record;
+    if (wanted.name.cluster != issuer.authority->cluster() || wanted.name.role != token.role() ||
+        (!token.id().empty() && token.id() != wanted.name.id)) {
+      co_return Refuse(Code::kPermissionDenied, "join.name",
+                       fmt::format("the token is not for {}", wanted.name.Uri()));
+    }
+    std::vector<store::Condition> conditions = {used->condition};
+    std::vector<store::Write> writes = {used->write};
+    v1::CertificateRecord certificate;
+    certificate.set_name(wanted.name.Uri());
+    certificate.set_principal(token.made_by());
+    certificate.set_ends_unix_ms(UnixMillis(clock_.Wall() + ca::kCertificateLife));
+    auto serial = co_await ca::NewSerial(store_, std::move(certificate), clock_, deadline);
+    if (!serial.ok()) co_return std::move(serial).error();
+    conditions.push_back(serial->condition);
+    writes.push_back(serial->write);
+    DSEC_CO_TRY(const ca::Issued issued,
+                issuer.authority->Issue(wanted, serial->serial, clock_.Wall()));
+    v1::NodeRecord record;
+    if (edge) {
+      auto found = co_await Find(word.node_id(), deadline);
+      if (!found.ok()) co_return std::move(found).error();
+      const bool repeated = !token.used_by_key().empty();
+      record = word;
+      if (found->record) {
+        const v1::NodeRecord& old = *found->record;
+        const bool dead = old.state() == v1::NODE_DEAD;
+        if (!dead && !repeated && old.certificate_ends_unix_ms() > NowMs()) {
+          co_return Refuse(
+              Code::kAlreadyExists, "join.node_taken",
+              fmt::format("node {} has joined already, from {}; its certificate ends at {} ms. A "
+                          "node that will not come back is removed by `dsec cluster forget {}`",
+                          old.node_id(), old.address(), old.certificate_ends_unix_ms(),
+                          old.node_id()),
+              "node.node_id");
+        }
+        record.set_epoch(old.epoch() + (dead || repeated ? 0 : 1));
+        record.set_joined_unix_ms(old.joined_unix_ms());
+        if (!dead) record.set_state(old.state());
+      } else {
+        record.set_joined_unix_ms(NowMs());
+      }
+      record.set_certificate_sha256(issued.sha256);
+      record.set_certificate_ends_unix_ms(issued.ends_unix_ms);
+      record.set_changed_unix_ms(NowMs());
+      DSEC_CO_TRY(std::string bytes, EncodeNodeRecord(record));
+      conditions.push_back({NodeKey(record.node_id()), found->version});
+      writes.push_back({NodeKey(record.node_id()), std::move(bytes), 0});
+    }
+    auto done = co_await store_.Commit(std::move(conditions), std::move(writes), deadline);
+    if (!done.ok() && Conflict(done.error()) && attempt + 1 < kAttempts) continue;
+    if (!done.ok()) co_return std::move(done).error();
+    log::Info(
+        "cluster.joined",
+        {{"name", wanted.name.Uri()}, {"epoch", record.epoch()}, {"certificate", issued.sha256}});
+    v1::JoinReply reply;
+    reply.set_certificate(issued.certificate);
+    reply.set_trusted(issuer.trusted);
+    reply.set_cluster(issuer.authority->cluster());
+    *reply.mutable_node() = std::move(record);
+    co_return reply;
+  }
+}
+
+Task<v1::JoinReply> Membership::Renew(v1::CertifyRequest request, rpc::TlsPeer peer,
+                                      Deadline given) {
+  const Deadline deadline = Bounded(given);
+  DSEC_CO_TRY(const ca::SigningRequest wanted, ca::ParseRequest(request.signing_request()));
+  if (wanted.name != peer.name) {
+    co_return Refuse(
+        Code::kPermissionDenied, "join.name",
+        fmt::format("{} asks for a certificate of {}", peer.name.Uri(), wanted.name.Uri()));
+  }
+  const Issuer::State issuer = issuer_.Get();
+  for (int attempt = 0;; ++attempt) {
+    v1::CertificateRecord certificate;
+    certificate.set_name(wanted.name.Uri());
+    certificate.set_principal(wanted.name.Uri());
+    certificate.set_ends_unix_ms(UnixMillis(clock_.Wall() + ca::kCertificateLife));
+    auto serial = co_await ca::NewSerial(store_, std::move(certificate), clock_, deadline);
+    if (!serial.ok()) co_return std::move(serial).error();
+    DSEC_CO_TRY(const ca::Issued issued,
+                issuer.authority->Issue(wanted, serial->serial, clock_.Wall()));
+    std::vector<store::Condition> conditions = {serial->condition};
+    std::vector<store::Write> writes = {serial->write};
+    v1::NodeRecord record;
+    if (wanted.name.role == kEdgeRole) {
+      auto found = co_await Find(wanted.name.id, deadline);
+      if (!found.ok()) co_return std::move(found).error();
+      if (!found->record) {
+        co_return Refuse(Code::kFailedPrecondition, "join.unknown_node",
+                         fmt::format("node {} is not of this cluster any more", wanted.name.id));
+      }
+      record = *found->record;
+      record.set_certificate_sha256(issued.sha256);
+      record.set_certificate_ends_unix_ms(issued.ends_unix_ms);
+      record.set_changed_unix_ms(NowMs());
+      DSEC_CO_TRY(std::string bytes, EncodeNodeRecord(record));
+      conditions.push_back({NodeKey(record.node_id()), found->version});
+      writes.push_back({NodeKey(record.node_id()), std::move(bytes), 0});
+    }
+    auto done = co_await store_.Commit(std::move(conditions), std::move(writes), deadline);
+    if (!done.ok() && Conflict(done.error()) && attempt + 1 < kAttempts) continue;
+    if (!done.ok()) co_return std::move(done).error();
+    v1::JoinReply reply;
+    reply.set_certificate(issued.certificate);
+    reply.set_trusted(issuer.trusted);
+    reply.set_cluster(issuer.authority->cluster());
+    *reply.mutable_node() = std::move(record);
+    co_return reply;
+  }
+}
+
+Task<v1::AnnounceReply> Membership::Announce(v1::AnnounceRequest request, rpc::TlsPeer peer,
+                                             Deadline given) {
+  const Deadline deadline = Bounded(given);
+  v1::NodeRecord& word = *request.mutable_node();
+  if (peer.name.role != kEdgeRole || peer.name.id != word.node_id()) {
+    co_return Refuse(Code::kPermissionDenied, "join.name",
+                     fmt::format("{} announces node {}", peer.name.Uri(),
+                                 ParseNodeId(word.node_id()).ok() ? word.node_id() : "?"));
+  }
+  const uint64_t epoch = word.epoch();
+  for (int attempt = 0;; ++attempt) {
+    auto found = co_await Find(peer.name.id, deadline);
+    if (!found.ok()) co_return std::move(found).error();
+    if (!found->record) {
+      co_return Refuse(Code::kFailedPrecondition, "join.unknown_node",
+                       fmt::format("node {} is not of this cluster any more", peer.name.id));
+    }
+    v1::AnnounceReply reply;
+    const v1::NodeRecord& old = *found->record;
+    if (epoch < old.epoch()) {
+      // It has to end what it had first.
+      *reply.mutable_node() = old;
+      co_return reply;
+    }
+    v1::NodeRecord record = old;
+    CopyWord(word, record);
+    if (record.state() == v1::NODE_DEAD) record.set_state(v1::NODE_JOINED);
+    if (epoch > old.epoch()) {
+      // The store has come from an older copy: the node has ended all up to its own epoch.
+      log::Warn("cluster.epoch_ahead",
+                {{"node", record.node_id()}, {"node_epoch", epoch}, {"stored", old.epoch()}});
+      record.set_epoch(epoch);
+    }
+    DSEC_CO_TRY(std::string same, EncodeNodeRecord(record));
+    DSEC_CO_TRY(const std::string before, EncodeNodeRecord(old));
+    if (same != before) {
+      record.set_changed_unix_ms(NowMs());
+      DSEC_CO_TRY(std::string bytes, EncodeNodeRecord(record));
+      auto done = co_await store_.Put(NodeKey(record.node_id()), std::move(bytes), found->version,
+                                      0, deadline);
+      if (!done.ok() && Conflict(done.error()) && attempt + 1 < kAttempts) continue;
+      if (!done.ok()) co_return std::move(done).error();
+      log::Info(
+          "cluster.announced",
+          {{"node", record.node_id()}, {"address", record.address()}, {"epoch", record.epoch()}});
+    }
+    *reply.mutable_node() = std::move(record);
+    co_return reply;
+  }
+}
+
+namespace {
+
+// Errors travel as those of an edge do, so that their reasons arrive.
+template <typename Reply>
+std::string AnswerOf(const Result<Reply>& reply) {
+  v1::EdgeAnswer answer;
+  if (reply.ok()) {
+    answer.set_body(reply->SerializeAsString());
+  } else {
+    *answer.mutable_error() = ToWire(reply.error());
+  }
+  return answer.SerializeAsString();
+}
+
+template <typename Request>
+Result<Request> Read(const std::string& payload) {
+  Request request;
+  if (payload.size() > kMaxNodeRecordBytes + 2 * ca::kMaxRequestBytes ||
+      !request.ParseFromString(payload)) {
+    return Error(Code::kInvalidArgument, "request.invalid", "the request does not parse");
+  }
+  return request;
+}
+
+Error NoCertificate() {
+  return Error(Code::kUnauthenticated, "join.certificate", "this call needs a certificate");
+}
+
+}  // namespace
+
+void Membership::Register(rpc::Server& server) {
+  const std::string service(kClusterService);
+  server.Register(
+      service, "Join", [this](std::string payload, rpc::CallContext context) -> Task<std::string> {
+        return [](Membership* self, std::string bytes, rpc::CallContext with) -> Task<std::string> {
+          auto request = Read<v1::JoinRequest>(bytes);
+          if (!request.ok()) {
+            co_return AnswerOf(Result<v1::JoinReply>(request.error()));
+          }
+          auto reply = co_await self->Join(*std::move(request), with.deadline);
+          if (!reply.ok()) {
+            log::Warn("cluster.join_refused",
+                      {{"peer", with.peer->address}, {"error", reply.error()}});
+          }
+          co_return AnswerOf(reply);
+        }(this, std::move(payload), std::move(context));
+      });
+  server.Register(
+      service, "Renew", [this](std::string payload, rpc::CallContext context) -> Task<std::string> {
+        return [](Membership* self, std::string bytes, rpc::CallContext with) -> Task<std::string> {
+          auto request = Read<v1::CertifyRequest>(bytes);
+          if (!request.ok() || !with.peer->tls) {
+            co_return AnswerOf(
+                Result<v1::JoinReply>(request.ok() ? NoCertificate() : request.error()));
+          }
+          auto reply = co_await self->Renew(*std::move(request), *with.peer->tls, with.deadline);
+          co_return AnswerOf(reply);
+        }(this, std::move(payload), std::move(context));
+      });
+  server.Register(
+      service, "Announce",
+      [this](std::string payload, rpc::CallContext context) -> Task<std::string> {
+        return [](Membership* self, std::string bytes, rpc::CallContext with) -> Task<std::string> {
+          auto request = Read<v1::AnnounceRequest>(bytes);
+          if (!request.ok() || !with.peer->tls) {
+            co_return AnswerOf(
+                Result<v1::AnnounceReply>(request.ok() ? NoCertificate() : request.error()));
+          }
+          auto reply = co_await self->Announce(*std::move(request), *with.peer->tls, with.deadline);
+          co_return AnswerOf(reply);
+        }(this, std::move(payload), std::move(context));
+      });
+}
+
+}  // namespace dsec::cluster

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "ca/authority.h"
+#include "ca/join_token.h"
+#include "cluster/node_record.h"
+#include "rpc/server.h"
+#include "store/store.h"
+
+namespace dsec::cluster {
+
+inline constexpr std::string_view kClusterService = "dsec.v1.Cluster";
+
+// The CA as a daemon uses it; replaced as a whole when it changes. Any thread.
+class Issuer {
+ public:
+  struct State {
+    std::shared_ptr<const ca::Authority> authority;
+    std::string trusted;  // PEM: all CAs
+  };
+  explicit Issuer(State state) : state_(std::move(state)) {}
+  State Get() const {
+    const std::lock_guard lock(mutex_);
+    return state_;
+  }
+  void Replace(State state) {
+    const std::lock_guard lock(mutex_);
+    state_ = std::move(state);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  State state_;
+};
+
+// How nodes become part of a cluster, on an apiserver: service dsec.v1.Cluster of
+// api/proto/dsec/v1/cluster.proto. Holds nothing: each call is one transaction of the store, so it
+// does not matter which apiserver is asked, or when one dies.
+//
+//  - Join, for which no certificate is asked. kUnauthenticated "join.token";
+//    kPermissionDenied "join.name": the request asks for another name than the token allows;
+//    kAlreadyExists "join.node_taken": a node of that id has a certificate that still holds;
+//    kFailedPrecondition "join.capability": the row of `dsec doctor` that the node fails;
+//    kInvalidArgument "ca.request", "node.record", "join.node".
+//  - Renew, Announce: kUnauthenticated "join.certificate" without one;
+//    kFailedPrecondition "join.unknown_node": it must join.
+//
+// A node that joins again (another machine, or one that has lost its state) gets a higher epoch, so
+// that whatever the id had before counts as ended.
+class Membership {
+ public:
+  // These must outlive it.
+  Membership(store::Store& store, const Issuer& issuer, const Clock& clock)
+      : store_(store), issuer_(issuer), clock_(clock) {}
+  // Before the server listens; it must allow clients without a certificate.
+  void Register(rpc::Server& server);
+
+  runtime::Task<v1::JoinReply> Join(v1::JoinRequest request, runtime::Deadline deadline);
+  runtime::Task<v1::JoinReply> Renew(v1::CertifyRequest request, rpc::TlsPeer peer,
+                                     runtime::Deadline deadline);
+  runtime::Task<v1::AnnounceReply> Announce(v1::AnnounceRequest request, rpc::TlsPeer peer,
+                                            runtime::Deadline deadline);
+
+ private:
+  struct Found;  // a node's record and its version
+  runtime::Task<Found> Find(std::string node_id, runtime::Deadline deadline);
+  int64_t NowMs() const { return UnixMillis(clock_.Wall()); }
+
+  store::Store& store_;
+  const Issuer& issuer_;
+  const Clock& clock_;
+};
+
+// kFailedPrecondition "join.capability" with the first row that a node cannot be without.
+Result<void> CheckCapabilitiesOf(const v1::NodeRecord& record);
+
+}  // namespace dsec::cluster
