@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watcher/mirror.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/id.h"
+
+namespace dsec::watcher {
+namespace {
+
+std::string Id(const std::string& node) {
+  return NewSandboxId(NodeId(node), Clock::System()).str();
+}
+
+v1::LostSandbox Sandbox(const std::string& id, uint64_t seq = 2) {
+  v1::LostSandbox sandbox;
+  sandbox.set_id(id);
+  sandbox.set_last_event_seq(seq);
+  return sandbox;
+}
+
+TEST(Mirror, FollowsWhatTheNodeSays) {
+  Mirror mirror("n1");
+  Seen all;
+  all.whole = true;
+  all.next_seq = 10;
+  const std::string a = Id("n1");
+  const std::string b = Id("n1");
+  all.changed = {Sandbox(a), Sandbox(b)};
+  EXPECT_TRUE(mirror.Apply(all));
+  EXPECT_EQ(mirror.size(), 2u);
+  Seen later;
+  later.next_seq = 12;
+  later.ended = {a};
+  later.changed = {Sandbox(b, 7)};
+  EXPECT_TRUE(mirror.Apply(later));
+  ASSERT_EQ(mirror.Parts().size(), 1u);
+  ASSERT_EQ(mirror.Parts()[0].sandboxes_size(), 1);
+  EXPECT_EQ(mirror.Parts()[0].sandboxes(0).id(), b);
+  EXPECT_EQ(mirror.Parts()[0].sandboxes(0).last_event_seq(), 7u);
+}
+
+TEST(Mirror, EventsThatBeginAnew_AskForAll) {
+  Mirror mirror("n1");
+  Seen all;
+  all.whole = true;
+  all.next_seq = 10;
+  EXPECT_TRUE(mirror.Apply(all));
+  Seen earlier;
+  earlier.next_seq = 3;
+  EXPECT_FALSE(mirror.Apply(earlier));
+  EXPECT_EQ(mirror.seq(), 0u);
+}
+
+TEST(Mirror, HostileNode_FillsNothing) {
+  Mirror mirror("n1");
+  Seen seen;
+  seen.next_seq = 1;
+  v1::LostSandbox many = Sandbox(Id("n1"));
+  for (int i = 0; i < 65; ++i) (*many.mutable_labels())[std::to_string(i)] = "x";
+  v1::LostSandbox wide = Sandbox(Id("n1"));
+  wide.set_name(std::string(257, 'x'));
+  v1::LostSandbox raw = Sandbox(Id("n1"));
+  raw.set_project("\xff");
+  seen.changed = {Sandbox(Id("n2")), Sandbox("sb"), many, wide, raw};
+  EXPECT_FALSE(mirror.Apply(seen));
+  EXPECT_EQ(mirror.size(), 0u);
+}
+
+TEST(Mirror, Parts_AreBoundedAndComplete) {
+  Mirror mirror("n1");
+  Seen seen;
+  seen.whole = true;
+  seen.next_seq = 1;
+  for (int i = 0; i < 2'500; ++i) seen.changed.push_back(Sandbox(Id("n1")));
+  EXPECT_TRUE(mirror.Apply(seen));
+  const auto parts = mirror.Parts();
+  ASSERT_EQ(parts.size(), 3u);
+  std::string last;
+  int count = 0;
+  for (const auto& part : parts) {
+    EXPECT_LE(part.sandboxes_size(), 1'000);
+    for (const auto& sandbox : part.sandboxes()) {
+      EXPECT_LT(last, sandbox.id());
+      last = sandbox.id();
+      ++count;
+    }
+  }
+  EXPECT_EQ(count, 2'500);
+
+  Seen wide;
+  wide.whole = true;
+  wide.next_seq = 1;
+  for (int i = 0; i < 100; ++i) {
+    v1::LostSandbox sandbox = Sandbox(Id("n1"));
+    for (int j = 0; j < 64; ++j)
+      (*sandbox.mutable_labels())[std::to_string(j)] = std::string(256, 'x');
+    wide.changed.push_back(std::move(sandbox));
+  }
+  EXPECT_TRUE(mirror.Apply(wide));
+  for (const auto& part : mirror.Parts()) EXPECT_LE(part.ByteSizeLong(), 600u << 10);
+}
+
+}  // namespace
+}  // namespace dsec::watcher
