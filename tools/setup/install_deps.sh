@@ -11,7 +11,7 @@ packages=(
   protobuf-compiler libprotobuf-dev libsqlite3-dev libarchive-dev libxxhash-dev libzstd-dev libssl-dev libseccomp-dev
   libcurl4-openssl-dev
   # layers and scratch space
-  erofs-utils btrfs-progs e2fsprogs mount skopeo attr libcap2-bin
+  erofs-utils btrfs-progs e2fsprogs mount skopeo attr libcap2-bin qemu-utils
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap docker-registry g++
   moosefs-master moosefs-chunkserver moosefs-client etcd-server iproute2
