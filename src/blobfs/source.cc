@@ -5,9 +5,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
 
+#include "image/canonical_blob.h"
+#include "image/erofs_writer.h"
+#include "image/layer_files.h"
 #include "image/root_calls.h"
+#include "image/stored_form.h"
 #include "os/file.h"
 #include "os/unique_fd.h"
 
@@ -20,69 +28,92 @@ Error Missing(const std::string& path) {
   return Error(Code::kNotFound, "layer.not_found", path + " is not there").WithErrno(ENOENT);
 }
 
+// A file in the folder of a layer. One that is not there may be the content of a layer that shares
+// it with others, in pieces of their files.
 class FolderReader : public image::BlobReader {
  public:
-  explicit FolderReader(std::string path) : path_(std::move(path)) {}
+  FolderReader(std::string folder, const char* name, uint64_t size)
+      : folder_(std::move(folder)), name_(name), size_(size) {}
 
   Result<void> ReadAt(uint64_t offset, std::span<uint8_t> out) override {
-    DSEC_TRY(const auto file, File());
-    auto read = ReadFrom(*file, offset, out);
-    if (read.ok()) return read;
+    DSEC_TRY(const auto opened, Opened());
+    auto read = opened->blob->ReadAt(offset, out).Context("read {}/{}", folder_, name_);
+    if (read.ok()) {
+      opened->blob->ForEachPiece(offset, out.size(), [](int file, uint64_t from, uint64_t bytes) {
+        static_cast<void>(::posix_fadvise(file, static_cast<off_t>(from), static_cast<off_t>(bytes),
+                                          POSIX_FADV_DONTNEED));
+      });
+      return read;
+    }
     // Some clients of cluster file systems stay with an error for as long as the file is open; and
     // a layer may have been put in place anew.
-    Forget(file);
+    const std::lock_guard lock(mutex_);
+    if (opened_ == opened) opened_.reset();
     return read;
   }
   // Of a file that is not what it should be: the next read opens what is there by then.
   void Reopen() override {
     const std::lock_guard lock(mutex_);
-    file_.reset();
+    opened_.reset();
   }
 
  private:
-  using Shared = std::shared_ptr<const os::UniqueFd>;
-  Result<Shared> File() {
+  struct Files {
+    std::vector<os::UniqueFd> files;
+    std::optional<image::CanonicalBlob> blob;
+  };
+  using Shared = std::shared_ptr<const Files>;
+
+  Result<Shared> Opened() {
     {
       const std::lock_guard lock(mutex_);
-      if (file_ != nullptr) return file_;
+      if (opened_ != nullptr) return opened_;
     }
-    auto opened = os::OpenAt(AT_FDCWD, path_.c_str(), O_RDONLY | O_NOFOLLOW);  // may hang
-    if (!opened.ok())
-      return opened.error().sys_errno() == ENOENT ? Missing(path_)
-                                                  : RootError(std::move(opened).error());
-    // The page cache of a file that is copied to the node would hold it twice.
-    static_cast<void>(::posix_fadvise(opened->get(), 0, 0, POSIX_FADV_RANDOM));
-    auto shared = std::make_shared<const os::UniqueFd>(*std::move(opened));
-    const std::lock_guard lock(mutex_);
-    file_ = shared;
-    return shared;
-  }
-  void Forget(const Shared& file) {
-    const std::lock_guard lock(mutex_);
-    if (file_ == file) file_.reset();
-  }
-  Result<void> ReadFrom(const os::UniqueFd& file, uint64_t offset, std::span<uint8_t> out) const {
-    const uint64_t begin = offset;
-    const auto length = static_cast<off_t>(out.size());
-    while (!out.empty()) {
-      const ssize_t got = ::pread(file.get(), out.data(), out.size(), static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return RootError(os::ErrnoError("layer.io", "read " + path_));
-      if (got == 0) {
-        return Error(Code::kInternal, "layer.corrupt",
-                     fmt::format("{} ends at byte {}", path_, offset));
-      }
-      offset += static_cast<uint64_t>(got);
-      out = out.subspan(static_cast<size_t>(got));
+    auto opened = std::make_shared<Files>();
+    DSEC_TRY(const auto form, OpenAll(opened->files));
+    std::vector<int> content;
+    for (const os::UniqueFd& file : opened->files) {
+      // The page cache of a file that is copied to the node would hold it twice.
+      static_cast<void>(::posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM));
+      content.push_back(file.get());
     }
-    static_cast<void>(
-        ::posix_fadvise(file.get(), static_cast<off_t>(begin), length, POSIX_FADV_DONTNEED));
-    return Ok();
+    opened->blob.emplace(std::move(content), form ? &*form : nullptr, size_);
+    const std::lock_guard lock(mutex_);
+    opened_ = opened;
+    return Shared(opened);
   }
 
-  const std::string path_;
+  // May hang.
+  Result<std::optional<image::StoredForm>> OpenAll(std::vector<os::UniqueFd>& files) const {
+    const std::string path = folder_ + "/" + name_;
+    auto whole = os::OpenAt(AT_FDCWD, path.c_str(), O_RDONLY | O_NOFOLLOW);
+    if (whole.ok()) {
+      files.push_back(*std::move(whole));
+      return std::optional<image::StoredForm>();
+    }
+    if (whole.error().sys_errno() != ENOENT) return RootError(std::move(whole).error());
+    if (name_ != image::kBlobName) return Missing(path);
+    auto folder = os::OpenAt(AT_FDCWD, folder_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!folder.ok())
+      return folder.error().sys_errno() == ENOENT ? Missing(path)
+                                                  : RootError(std::move(folder).error());
+    DSEC_TRY(auto form, image::ReadForm(folder->get(), size_));
+    if (!form) return Missing(path);
+    for (const image::StoredForm::File& file : form->files) {
+      auto part = os::OpenAt(folder->get(), file.name.c_str(), O_RDONLY | O_NOFOLLOW);
+      if (!part.ok())
+        return part.error().sys_errno() == ENOENT ? Missing(folder_ + "/" + file.name)
+                                                  : RootError(std::move(part).error());
+      files.push_back(*std::move(part));
+    }
+    return form;
+  }
+
+  const std::string folder_;
+  const std::string name_;
+  const uint64_t size_;
   std::mutex mutex_;
-  Shared file_;
+  Shared opened_;
 };
 
 class Folder : public LayerSource {
@@ -98,8 +129,8 @@ class Folder : public LayerSource {
     return RootError(std::move(text).error());
   }
   std::unique_ptr<image::BlobReader> Open(const std::string& hex, const char* name,
-                                          uint64_t) override {
-    return std::make_unique<FolderReader>(PathOf(hex, name));
+                                          uint64_t size) override {
+    return std::make_unique<FolderReader>(fmt::format("{}/blobs/{}", root_, hex), name, size);
   }
 
  private:

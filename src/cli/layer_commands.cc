@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/pack_command.h"
+#include "cli/sharing_commands.h"
 #include "cli/trace_command.h"
 #include "image/layer_check.h"
 #include "image/layer_store.h"
@@ -31,7 +32,7 @@ constexpr size_t kShownIdLength = 19;  // "sha256:" and the 12 digits that `laye
 struct BuildFlags {
   std::string kind, name, dir, tar, oci, docker, registry, ref, max_size, first_touch,
       compress = "none";
-  bool plain_http = false;
+  bool plain_http = false, no_share = false;
   std::vector<std::string> labels;
   uint64_t max_entries = 0;
 };
@@ -103,6 +104,7 @@ Result<image::BuildRequest> ToRequest(const BuildFlags& flags) {
   }
   if (flags.max_entries > 0) request.limits.max_entries = flags.max_entries;
   DSEC_TRY(request.first_touch, ReadFirstTouch(flags.first_touch));
+  request.share = !flags.no_share;
   return request;
 }
 
@@ -128,19 +130,22 @@ Result<void> Build(const LayerFlags& flags, bool as_json) {
     object["fetch_ms"] = built->fetch_ms;
     object["read_ms"] = built->read_ms;
     object["write_ms"] = built->write_ms;
+    object["shared_bytes"] = built->shared_bytes;
+    object["share_ms"] = built->share_ms;
     object["publish_ms"] = built->publish_ms;
     PrintJson(object);
     return Ok();
   }
-  const uint64_t millis = built->fetch_ms + built->read_ms + built->write_ms + built->publish_ms;
+  const uint64_t millis =
+      built->fetch_ms + built->read_ms + built->write_ms + built->share_ms + built->publish_ms;
   std::printf("%s\n", layer.id.str().c_str());
-  std::fprintf(stderr, "%s %s%s%s: %llu entries, %s of content, %s stored, %.1f s\n",
-               built->existed ? "same as the existing" : "built",
-               std::string(image::KindName(layer.kind)).c_str(), request.name.empty() ? "" : " ",
-               request.name.c_str(), static_cast<unsigned long long>(layer.entries),
-               ShowSize(layer.content_bytes).c_str(),
-               ShowSize(layer.meta_bytes + layer.blob_bytes).c_str(),
-               static_cast<double>(millis) / 1000);
+  std::fprintf(
+      stderr, "%s %s%s%s: %llu entries, %s of content, %s stored, %s of it shared, %.1f s\n",
+      built->existed ? "same as the existing" : "built",
+      std::string(image::KindName(layer.kind)).c_str(), request.name.empty() ? "" : " ",
+      request.name.c_str(), static_cast<unsigned long long>(layer.entries),
+      ShowSize(layer.content_bytes).c_str(), ShowSize(layer.meta_bytes + layer.blob_bytes).c_str(),
+      ShowSize(built->shared_bytes).c_str(), static_cast<double>(millis) / 1000);
   return Ok();
 }
 
@@ -258,13 +263,15 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
   DSEC_TRY(const auto filter, ToFilter(flags));
   DSEC_TRY(const auto store, OpenStore(flags));
   DSEC_TRY(const image::StoreUsage usage, image::MeasureStore(*store, filter));
-  uint64_t meta = 0, blob = 0, trace = 0, content = 0, unnamed = 0;
+  const auto sharing = store->CheckSharing();
+  uint64_t meta = 0, blob = 0, shared = 0, trace = 0, content = 0, unnamed = 0;
   json list = json::array();
   std::vector<std::vector<std::string>> rows;
   for (const image::LayerUsage& item : usage.layers) {
     const LayerInfo& layer = item.layer;
     meta += item.meta_blocks;
     blob += item.blob_blocks;
+    shared += item.shared_bytes;
     trace += item.trace_blocks;
     content += layer.content_bytes;
     if (item.unnamed) unnamed += item.meta_blocks + item.blob_blocks;
@@ -274,10 +281,11 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
                     {"content_bytes", layer.content_bytes},
                     {"meta_allocated_bytes", item.meta_blocks},
                     {"blob_allocated_bytes", item.blob_blocks},
+                    {"shared_bytes", item.shared_bytes},
                     {"trace_allocated_bytes", item.trace_blocks}});
     rows.push_back(
         {ShowSize(item.meta_blocks + item.blob_blocks), ShowSize(item.meta_blocks),
-         ShowSize(item.blob_blocks), ShowSize(layer.content_bytes),
+         ShowSize(item.blob_blocks), ShowSize(item.shared_bytes), ShowSize(layer.content_bytes),
          std::string(image::KindName(layer.kind)),
          layer.names.empty() ? layer.id.str().substr(0, kShownIdLength) : Join(layer.names, ",")});
   }
@@ -285,6 +293,9 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
     PrintJson({{"layers", std::move(list)},
                {"meta_allocated_bytes", meta},
                {"blob_allocated_bytes", blob},
+               {"shared_bytes", shared},
+               {"kept_allocated_bytes", usage.kept_blocks},
+               {"sharing", sharing.ok()},
                {"trace_allocated_bytes", trace},
                {"content_bytes", content},
                {"unnamed_allocated_bytes", unnamed},
@@ -292,11 +303,17 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
                {"work_allocated_bytes", usage.work_blocks}});
     return Ok();
   }
-  rows.push_back({ShowSize(meta + blob), ShowSize(meta), ShowSize(blob), ShowSize(content), "",
-                  fmt::format("total of {} layers", usage.layers.size())});
-  std::fputs(Table({"STORED", "METADATA", "DATA", "CONTENT", "KIND", "NAME"}, rows).c_str(),
-             stdout);
+  rows.push_back({ShowSize(meta + blob), ShowSize(meta), ShowSize(blob), ShowSize(shared),
+                  ShowSize(content), "", fmt::format("total of {} layers", usage.layers.size())});
+  std::fputs(
+      Table({"STORED", "METADATA", "DATA", "SHARED", "CONTENT", "KIND", "NAME"}, rows).c_str(),
+      stdout);
   if (trace > 0) std::printf("%s more are traces of first reads\n", ShowSize(trace).c_str());
+  if (usage.kept_blocks > 0)
+    std::printf("%s more are of removed layers, kept for those that share them\n",
+                ShowSize(usage.kept_blocks).c_str());
+  if (!sharing.ok())
+    std::printf("no content is shared here: %s\n", sharing.error().message().c_str());
   if (unnamed > 0) std::printf("%s are of layers without a name\n", ShowSize(unnamed).c_str());
   if (usage.condemned_blocks > 0)
     std::printf("%s are of removed layers (layer gc)\n", ShowSize(usage.condemned_blocks).c_str());
@@ -337,6 +354,8 @@ void AddLayerCommands(CLI::App& app, Context& context) {
                     "File: what runs read first, a PATH or PATH<tab>OFFSET<tab>LENGTH a line");
   build->add_option("--compress", from.compress, "none or lz4hc[:LEVEL], from 3 to 12")
       ->capture_default_str();
+  build->add_flag("--no-share", from.no_share,
+                  "Keep all content, also what other layers of the store have");
   build->add_option("--label", from.labels, "KEY=VALUE (repeat)");
   build->add_option("--max-size", from.max_size, "Refuse more content than this (64g)");
   build->add_option("--max-entries", from.max_entries, "Refuse more entries than this (2000000)");
@@ -370,6 +389,7 @@ void AddLayerCommands(CLI::App& app, Context& context) {
   AddPackCommands(*layer, context, [flags] { return OpenStore(*flags); });
   AddTraceCommands(*layer, context, [flags] { return OpenStore(*flags); });
   AddCollectCommands(*layer, context, [flags] { return OpenStore(*flags); });
+  AddSharingCommands(*layer, context, [flags] { return OpenStore(*flags); });
 }
 
 }  // namespace dsec::cli

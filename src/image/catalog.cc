@@ -8,11 +8,16 @@
 #include <mutex>
 #include <utility>
 
+#include "image/sqlite.h"
+
 namespace dsec::image {
 namespace {
 
+using sql::Execute;
+using sql::Statement;
+using sql::Transaction;
+
 constexpr int kSchemaVersion = 1;
-constexpr int kBusyMillis = 10'000;
 constexpr size_t kMinIdDigits = 12;
 constexpr std::string_view kIdPrefix = "sha256:";
 
@@ -49,110 +54,6 @@ constexpr size_t kMaxFound = 4096;
 constexpr char kColumns[] =
     "id, kind, meta_bytes, blob_bytes, entries, content_bytes, created_unix_ms, source, config";
 
-Error Fail(sqlite3* db, std::string_view what) {
-  const int code = db != nullptr ? ::sqlite3_errcode(db) : SQLITE_NOMEM;
-  const char* text = db != nullptr ? ::sqlite3_errmsg(db) : "no memory";
-  if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
-    return Error(Code::kUnavailable, "layer.catalog_busy",
-                 fmt::format("{}: another process holds the catalogue", what));
-  }
-  if (code == SQLITE_FULL) {
-    return Error(Code::kResourceExhausted, "layer.no_space", fmt::format("{}: {}", what, text));
-  }
-  return Error(Code::kInternal, "layer.catalog", fmt::format("{}: {}", what, text));
-}
-
-// One prepared statement, bound by position. A failed bind shows at Step.
-class Statement {
- public:
-  Statement(sqlite3* db, std::string_view sql) : db_(db) {
-    status_ = ::sqlite3_prepare_v2(db, sql.data(), static_cast<int>(sql.size()), &handle_, nullptr);
-  }
-  ~Statement() { ::sqlite3_finalize(handle_); }
-  Statement(const Statement&) = delete;
-  Statement& operator=(const Statement&) = delete;
-
-  Statement& Text(std::string_view text) {
-    Keep(::sqlite3_bind_text64(handle_, ++bound_, text.data(), text.size(), SQLITE_TRANSIENT,
-                               SQLITE_UTF8));
-    return *this;
-  }
-  Statement& Number(uint64_t number) {
-    Keep(::sqlite3_bind_int64(handle_, ++bound_, static_cast<sqlite3_int64>(number)));
-    return *this;
-  }
-
-  // True while there is a row.
-  Result<bool> Step() {
-    if (status_ != SQLITE_OK) return Fail(db_, "layer catalogue");
-    const int status = ::sqlite3_step(handle_);
-    if (status == SQLITE_ROW) return true;
-    if (status == SQLITE_DONE) return false;
-    return Fail(db_, "layer catalogue");
-  }
-  Result<void> Run() {
-    DSEC_TRY_VOID(Step());
-    return Ok();
-  }
-  // From the start once more.
-  Result<bool> Again() {
-    Rewind();
-    return Step();
-  }
-  // Lets go of the locks that a statement under way holds.
-  void Rewind() { ::sqlite3_reset(handle_); }
-
-  std::string TextAt(int column) const {
-    const auto* text = ::sqlite3_column_text(handle_, column);
-    const auto size = static_cast<size_t>(::sqlite3_column_bytes(handle_, column));
-    return text == nullptr ? std::string() : std::string(reinterpret_cast<const char*>(text), size);
-  }
-  uint64_t NumberAt(int column) const {
-    return static_cast<uint64_t>(::sqlite3_column_int64(handle_, column));
-  }
-
- private:
-  void Keep(int status) {
-    if (status_ == SQLITE_OK) status_ = status;
-  }
-  sqlite3* db_;
-  sqlite3_stmt* handle_ = nullptr;
-  int status_;
-  int bound_ = 0;
-};
-
-Result<void> Execute(sqlite3* db, const char* sql) {
-  if (::sqlite3_exec(db, sql, nullptr, nullptr, nullptr) != SQLITE_OK) {
-    return Fail(db, "layer catalogue");
-  }
-  return Ok();
-}
-
-// Rolls back unless committed.
-class Transaction {
- public:
-  explicit Transaction(sqlite3* db) : db_(db) {}
-  ~Transaction() {
-    if (open_) ::sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
-  }
-  Transaction(const Transaction&) = delete;
-  Transaction& operator=(const Transaction&) = delete;
-  Result<void> Begin() {
-    DSEC_TRY_VOID(Execute(db_, "BEGIN IMMEDIATE"));
-    open_ = true;
-    return Ok();
-  }
-  Result<void> Commit() {
-    DSEC_TRY_VOID(Execute(db_, "COMMIT"));
-    open_ = false;
-    return Ok();
-  }
-
- private:
-  sqlite3* db_;
-  bool open_ = false;
-};
-
 Error NotFound(std::string_view ref) {
   return Error(Code::kNotFound, "layer.not_found",
                fmt::format("no layer \"{}\" in the store", Printable(ref)));
@@ -168,11 +69,7 @@ class Catalog::Impl {
   }
 
   Result<void> Open(const std::string& path) {
-    if (::sqlite3_open_v2(path.c_str(), &db_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE,
-                          nullptr) != SQLITE_OK) {
-      return Fail(db_, "open " + path);
-    }
-    ::sqlite3_busy_timeout(db_, kBusyMillis);
+    DSEC_TRY_VOID(sql::Open(path, &db_));
     DSEC_TRY_VOID(Execute(db_, "PRAGMA foreign_keys = ON; PRAGMA synchronous = FULL;"));
     Transaction transaction(db_);
     DSEC_TRY_VOID(transaction.Begin());

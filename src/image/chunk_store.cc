@@ -57,12 +57,13 @@ uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / un
 
 }  // namespace
 
-ChunkStore::ChunkStore(int dir, std::string name, os::UniqueFd file, const Compression& compression)
+ChunkStore::ChunkStore(int dir, std::string name, os::UniqueFd file, const Compression& compression,
+                       uint64_t seed)
     : dir_(dir),
       name_(std::move(name)),
       file_(std::move(file)),
       // Nobody outside can know which contents collide. Results do not depend on it.
-      seed_(Rng::FromSystem().Next()),
+      seed_(seed),
       compression_(compression),
       compressor_(compression),
       partial_(kChunkBytes) {
@@ -72,11 +73,12 @@ ChunkStore::ChunkStore(int dir, std::string name, os::UniqueFd file, const Compr
 ChunkStore::~ChunkStore() = default;
 
 Result<std::unique_ptr<ChunkStore>> ChunkStore::Create(int dir, std::string name,
-                                                       const Compression& compression) {
+                                                       const Compression& compression,
+                                                       std::optional<uint64_t> seed) {
   os::UniqueFd file(::openat(dir, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return StoreError("make the blob");
-  return std::unique_ptr<ChunkStore>(
-      new ChunkStore(dir, std::move(name), std::move(file), compression));
+  return std::unique_ptr<ChunkStore>(new ChunkStore(
+      dir, std::move(name), std::move(file), compression, seed ? *seed : Rng::FromSystem().Next()));
 }
 
 void ChunkStore::BeginFile() {
@@ -146,11 +148,11 @@ Result<uint32_t> ChunkStore::Keep(std::span<const uint8_t> blocks, uint64_t byte
     const auto packed = compressor_.Compress(blocks.first(bytes));
     if (!packed.empty()) return Append(packed, bytes, true);
   }
-  return Append(blocks, bytes, false);
+  return Append(blocks, bytes, false, hash.low64);
 }
 
 Result<uint32_t> ChunkStore::Append(std::span<const uint8_t> blocks, uint64_t bytes,
-                                    bool compressed) {
+                                    bool compressed, uint64_t hash) {
   const auto count = static_cast<uint32_t>(blocks.size() / kBlock);
   if (kUnplaced - stored_blocks_ <= count) {
     return Error(Code::kInvalidArgument, "layer.too_large", "more content than a layer can hold");
@@ -160,7 +162,8 @@ Result<uint32_t> ChunkStore::Append(std::span<const uint8_t> blocks, uint64_t by
                      .placed = kUnplaced,
                      .blocks = count,
                      .bytes = static_cast<uint32_t>(bytes) & INT32_MAX,
-                     .compressed = compressed ? 1U : 0U});
+                     .compressed = compressed ? 1U : 0U,
+                     .hash = hash});
   stored_blocks_ += count;
   pending_.insert(pending_.end(), blocks.begin(), blocks.end());
   if (pending_.size() >= kPendingBytes) DSEC_TRY_VOID(Flush());
@@ -260,6 +263,19 @@ void ChunkStore::Place(uint32_t chunk) {
   placed.placed = placed_blocks_;
   in_order_ = in_order_ && placed.placed == placed.stored;
   placed_blocks_ += placed.blocks;
+}
+
+uint64_t ChunkStore::HashOf(std::span<const uint8_t> blocks, uint64_t seed) {
+  return XXH3_128bits_withSeed(blocks.data(), blocks.size(), seed + blocks.size()).low64;
+}
+
+std::vector<ChunkStore::Placed> ChunkStore::placed() const {
+  std::vector<Placed> list;
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.placed != kUnplaced) list.push_back({chunk.hash, chunk.placed, chunk.blocks});
+  }
+  std::ranges::sort(list, {}, &Placed::block);
+  return list;
 }
 
 Result<ChunkStore::Blob> ChunkStore::Finish(const std::function<bool(uint64_t)>& proceed) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -23,7 +24,7 @@ namespace dsec::image {
 // the file as they come; their order in the blob is decided when all are known, by Place. When that
 // is the order in which they came, the file is the blob; else it is copied into one.
 //
-// Memory: 12 bytes and a hash entry (about 50) a chunk kept, 4 bytes a reference, 2 MiB of buffers.
+// Memory: 24 bytes and a hash entry (about 50) a chunk kept, 4 bytes a reference, 2 MiB of buffers.
 // Single-threaded. Errors: kResourceExhausted "layer.no_space", kInternal "layer.io".
 class ChunkStore {
  public:
@@ -31,9 +32,11 @@ class ChunkStore {
   static constexpr uint32_t kHole = UINT32_MAX;
   static_assert(kChunkBytes == Compressor::kMaxPiece);
 
-  // Makes `name` below `dir`, which stays open as long as this lives.
+  // Makes `name` below `dir`, which stays open as long as this lives. `seed`: of HashOf, for who
+  // wants to compare them; else any.
   static Result<std::unique_ptr<ChunkStore>> Create(int dir, std::string name,
-                                                    const Compression& compression = {});
+                                                    const Compression& compression = {},
+                                                    std::optional<uint64_t> seed = {});
   ~ChunkStore();
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
@@ -62,6 +65,17 @@ class ChunkStore {
   uint32_t placed_blocks() const { return placed_blocks_; }
   uint64_t placed_bytes() const { return placed_blocks_ * kBlock; }
 
+  // What a chunk's bytes, in whole blocks, are known by. Nobody who does not know the seed can make
+  // two that have one in common; equal bytes are to be found out by comparing them all the same.
+  static uint64_t HashOf(std::span<const uint8_t> blocks, uint64_t seed);
+  // The chunks of the blob in their order, without compression.
+  struct Placed {
+    uint64_t hash = 0;
+    uint32_t block = 0;
+    uint32_t blocks = 0;
+  };
+  std::vector<Placed> placed() const;
+
   struct Blob {
     FileDigest digest;
     ChunkDigests chunks;
@@ -80,17 +94,20 @@ class ChunkStore {
     uint32_t blocks;
     uint32_t bytes : 31;  // of content; without compression with the zeros to its last block's end
     uint32_t compressed : 1;
+    uint64_t hash = 0;
   };
   using Hash = std::array<uint64_t, 2>;
-  struct HashOf {
+  struct FirstHalf {
     size_t operator()(const Hash& hash) const { return hash[0]; }
   };
 
-  ChunkStore(int dir, std::string name, os::UniqueFd file, const Compression& compression);
+  ChunkStore(int dir, std::string name, os::UniqueFd file, const Compression& compression,
+             uint64_t seed);
   Result<void> CloseChunk(uint64_t length);
   // `bytes` of content in whole blocks; in the last one zeros follow.
   Result<uint32_t> Keep(std::span<const uint8_t> blocks, uint64_t bytes);
-  Result<uint32_t> Append(std::span<const uint8_t> blocks, uint64_t bytes, bool compressed);
+  Result<uint32_t> Append(std::span<const uint8_t> blocks, uint64_t bytes, bool compressed,
+                          uint64_t hash = 0);
   Result<bool> Same(const Chunk& chunk, std::span<const uint8_t> blocks, uint64_t bytes);
   // The blocks that are stored of a chunk, valid until the next call and the next Append.
   Result<std::span<const uint8_t>> Stored(const Chunk& chunk);
@@ -106,7 +123,7 @@ class ChunkStore {
   uint64_t seed_;
   std::vector<Chunk> chunks_;
   std::vector<uint32_t> references_;
-  std::unordered_map<Hash, uint32_t, HashOf> known_;
+  std::unordered_map<Hash, uint32_t, FirstHalf> known_;
   Compression compression_;
   Compressor compressor_;
   std::unordered_map<uint32_t, uint32_t> plain_;  // of compressed chunks that are needed so, too

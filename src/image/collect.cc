@@ -131,6 +131,7 @@ Result<CollectReport> LayerStore::Collect(const CollectOptions& options) {
   CollectReport report;
   DSEC_TRY_VOID(CollectUnnamed(options, report));
   DSEC_TRY_VOID(DeleteCondemned(options, report));
+  if (!options.dry_run) PruneIndex();
   return report;
 }
 

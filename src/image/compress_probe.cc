@@ -43,7 +43,7 @@ Result<void> Try(int folder) {
   DSEC_TRY_VOID(WriteErofs(tree, *chunks, meta.get(), nullptr));
   DSEC_TRY_VOID(chunks->Finish(nullptr));
   DSEC_TRY(const auto blob, os::OpenAt(folder, kBlobName, O_RDONLY));
-  DSEC_TRY(const auto mount, MountLayer(meta.get(), blob.get(), kReadAheadKib));
+  DSEC_TRY(const auto mount, MountLayer(meta.get(), {{blob.get()}}, kReadAheadKib));
   DSEC_TRY(const std::string read, os::ReadFile(mount->get(), "file", 2 * kContentBytes));
   if (read == content) return Ok();
   return Error(Code::kInternal, "layer.corrupt", "the kernel reads other content than was written");

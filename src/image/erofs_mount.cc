@@ -76,13 +76,15 @@ Result<bool> SetApart(const std::set<std::string>& before) {
   return true;
 }
 
-Result<os::UniqueFd> MountErofs(int meta_fd, int blob_fd) {
+Result<os::UniqueFd> MountErofs(int meta_fd, std::span<const int> content) {
   // By descriptor, so that what was checked is what is mounted.
   const std::string meta = fmt::format("/proc/self/fd/{}", meta_fd);
-  const std::string blob = fmt::format("/proc/self/fd/{}", blob_fd);
   DSEC_TRY(auto context, os::FsContext::Open("erofs"));
   DSEC_TRY_VOID(context.SetString("source", meta.c_str()));
-  DSEC_TRY_VOID(context.SetString("device", blob.c_str()));
+  for (const int file : content) {
+    const std::string device = fmt::format("/proc/self/fd/{}", file);
+    DSEC_TRY_VOID(context.SetString("device", device.c_str()));
+  }
   DSEC_TRY_VOID(context.SetFlag("ro"));
   return std::move(context).Mount(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID);
 }
@@ -101,10 +103,10 @@ Error MountRefused(int meta, const Error& cause) {
   return Error(Code::kInternal, "layer.mount_failed", cause.message()).WithErrno(cause.sys_errno());
 }
 
-Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob,
+Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, std::span<const int> content,
                                                        uint32_t read_ahead_kib) {
   auto before = ErofsBackingDevices();
-  auto mounted = MountErofs(meta, blob);  // opens the blob once more: may hang
+  auto mounted = MountErofs(meta, content);  // opens the content once more: may hang
   if (!mounted.ok()) return MountRefused(meta, mounted.error());
   auto set =
       before.ok() ? SetReadAhead(*before, read_ahead_kib) : Result<void>(std::move(before).error());
@@ -112,11 +114,12 @@ Result<std::shared_ptr<const os::UniqueFd>> MountLayer(int meta, int blob,
   return std::make_shared<const os::UniqueFd>(*std::move(mounted));
 }
 
-Result<std::shared_ptr<const os::UniqueFd>> MountLayerApart(int meta, int blob) {
+Result<std::shared_ptr<const os::UniqueFd>> MountLayerApart(int meta,
+                                                            std::span<const int> content) {
   constexpr int kTries = 20;
   for (int i = 0; i < kTries; ++i) {
     DSEC_TRY(const auto before, ErofsBackingDevices());
-    auto mounted = MountErofs(meta, blob);
+    auto mounted = MountErofs(meta, content);
     if (!mounted.ok()) return MountRefused(meta, mounted.error());
     DSEC_TRY(const bool alone, SetApart(before));
     if (alone) return std::make_shared<const os::UniqueFd>(*std::move(mounted));

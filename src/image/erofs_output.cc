@@ -30,14 +30,6 @@ uint32_t Crc32c(std::span<const uint8_t> bytes) {
   return crc;
 }
 
-// Of the block that begins the image.
-uint32_t Checksum(std::span<const uint8_t> block) {
-  std::vector<uint8_t> bytes(block.begin() + erofs::kSuperOffset,
-                             block.begin() + erofs::kBlockBytes);
-  std::memset(bytes.data() + offsetof(erofs::SuperBlock, checksum), 0, sizeof(uint32_t));
-  return Crc32c(bytes);
-}
-
 // None at all, or LZ4 as WriteErofs has it.
 bool GoodCompression(const erofs::SuperBlock& super, std::span<const uint8_t> block) {
   constexpr uint32_t kCompressed = erofs::kIncompatZeroPadding | erofs::kIncompatCompression;
@@ -53,6 +45,12 @@ bool GoodCompression(const erofs::SuperBlock& super, std::span<const uint8_t> bl
 }  // namespace
 
 namespace erofs {
+
+uint32_t Checksum(std::span<const uint8_t> block) {
+  std::vector<uint8_t> bytes(block.begin() + kSuperOffset, block.begin() + kBlockBytes);
+  std::memset(bytes.data() + offsetof(SuperBlock, checksum), 0, sizeof(uint32_t));
+  return Crc32c(bytes);
+}
 
 Output::Output(int fd) : fd_(fd) { buffer_.reserve(kBufferBytes + kBlockBytes); }
 
@@ -109,7 +107,8 @@ Result<void> CheckSuperblock(int meta_fd) {
                              super.magic, super.block_bits, super.extra_devices,
                              super.feature_incompat, super.compression));
   }
-  if ((super.feature_compat & erofs::kCompatChecksum) != 0 && super.checksum != Checksum(block)) {
+  if ((super.feature_compat & erofs::kCompatChecksum) != 0 &&
+      super.checksum != erofs::Checksum(block)) {
     return Error(Code::kInternal, "layer.corrupt", "meta.erofs: wrong checksum of its first block");
   }
   return Ok();

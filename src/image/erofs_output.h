@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "image/layer.h"
 
 namespace dsec::image::erofs {
+
+// Of the block that begins an image, with whatever it has for a checksum.
+uint32_t Checksum(std::span<const uint8_t> block);
 
 // An EROFS image from its first byte to its last, hashed as it is written. The checksum of the
 // first block is filled in. Single-threaded.

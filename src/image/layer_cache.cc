@@ -20,6 +20,7 @@
 #include "image/fs.h"
 #include "image/layer_files.h"
 #include "image/root_calls.h"
+#include "image/share_meta.h"
 #include "os/file.h"
 
 namespace dsec::image {
@@ -108,7 +109,8 @@ Result<std::unique_ptr<LayerCache>> LayerCache::Open(const std::string& dir, uin
       continue;
     if (::fstatat(fd, (name + "/" + kMetaName).c_str(), &meta, AT_SYMLINK_NOFOLLOW) != 0)
       meta.st_size = 0;
-    found.push_back({name, {static_cast<uint64_t>(meta.st_size), 0, {}, {}}, folder.st_mtim});
+    found.push_back(
+        {name, {static_cast<uint64_t>(meta.st_size), 0, {}, {}, {}, {}}, folder.st_mtim});
   }
   // A use sets the time of the folder.
   std::ranges::sort(found, [](const Found& a, const Found& b) {
@@ -144,7 +146,7 @@ bool LayerCache::Unchanged(const LayerId& id) {
   const std::lock_guard lock(mutex_);
   const auto found = copies_.find(hex);
   if (found == copies_.end() || found->second.meta != StampOf(meta) ||
-      found->second.manifest != StampOf(manifest))
+      found->second.manifest != StampOf(manifest) || !SharedUnchanged(hex, found->second))
     return false;
   found->second.used = ++clock_;
   MarkUsed(hex);
@@ -169,8 +171,11 @@ Result<std::optional<LocalLayer>> LayerCache::OpenCopy(const std::string& hex) {
   {
     const std::lock_guard lock(mutex_);
     Copy& copy = copies_[hex];
-    copy.bytes = static_cast<uint64_t>(meta_status.st_size);
+    const auto bytes = static_cast<uint64_t>(meta_status.st_size);
+    copy.bytes = copy.shared ? 2 * bytes : bytes;
     copy.used = ++clock_;
+    if (!SharedUnchanged(hex, copy))
+      return Error(Code::kInternal, "layer.corrupt", "the local shared metadata have changed");
     checked = copy.meta == StampOf(meta_status) && copy.manifest == StampOf(manifest_status);
   }
   DSEC_TRY(const std::string text, os::ReadAll(manifest.get(), kMaxManifest));
@@ -189,6 +194,49 @@ Result<std::optional<LocalLayer>> LayerCache::OpenCopy(const std::string& hex) {
   }
   MarkUsed(hex);
   return std::optional(std::move(layer));
+}
+
+// With the lock.
+bool LayerCache::SharedUnchanged(const std::string& hex, const Copy& copy) const {
+  if (!copy.shared) return true;
+  struct stat status;
+  return ::fstatat(dir_.get(), (hex + "/" + kSharedMetaName).c_str(), &status,
+                   AT_SYMLINK_NOFOLLOW) == 0 &&
+         copy.shared == StampOf(status);
+}
+
+Result<os::UniqueFd> LayerCache::SharedMeta(const LayerId& id, const LocalLayer& local,
+                                            const StoredForm& form) {
+  const std::string hex = HexOf(id);
+  const std::string digest = Sha256Hex(form.Encode());
+  DSEC_TRY(const auto folder,
+           os::OpenAt(dir_.get(), hex.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  const auto is_made = [&](const struct stat& status) {
+    const std::lock_guard lock(mutex_);
+    const auto found = copies_.find(hex);
+    return found != copies_.end() && found->second.form == digest &&
+           found->second.shared == StampOf(status);
+  };
+  struct stat status;
+  auto file = os::OpenAt(folder.get(), kSharedMetaName, O_RDONLY | O_NOFOLLOW);
+  if (file.ok() && ::fstat(file->get(), &status) == 0 && is_made(status)) return file;
+  DSEC_TRY(auto meta, ReadMeta(local.meta.get(), local.manifest.meta.size));
+  DSEC_TRY_VOID(ShareMeta(meta, form));
+  // What a mount has open stays as it is.
+  constexpr char kMaking[] = "shared.erofs.new";
+  ::unlinkat(folder.get(), kMaking, 0);
+  DSEC_TRY_VOID(os::CreateFile(folder.get(), kMaking,
+                               {reinterpret_cast<const char*>(meta.data()), meta.size()}, 0600));
+  if (::renameat(folder.get(), kMaking, folder.get(), kSharedMetaName) != 0)
+    return StoreError("name the local shared metadata");
+  DSEC_TRY(auto made, os::OpenAt(folder.get(), kSharedMetaName, O_RDONLY | O_NOFOLLOW));
+  if (::fstat(made.get(), &status) != 0) return StoreError("stat the local shared metadata");
+  const std::lock_guard lock(mutex_);
+  Copy& copy = copies_[hex];
+  copy.bytes = 2 * meta.size();
+  copy.shared = StampOf(status);
+  copy.form = digest;
+  return made;
 }
 
 void LayerCache::MarkUsed(const std::string& hex) const {

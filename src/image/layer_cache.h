@@ -16,6 +16,7 @@
 #include "base/id.h"
 #include "base/result.h"
 #include "image/layer.h"
+#include "image/stored_form.h"
 #include "os/unique_fd.h"
 
 namespace dsec::image {
@@ -30,6 +31,7 @@ struct LocalLayer {
 // sandboxes do not depend on the file system of the store:
 //
 //   <dir>/<hex>/{manifest.json,meta.erofs}   complete as soon as it has this name
+//   <dir>/<hex>/shared.erofs                 for a layer that shares content (StoredForm)
 //   <dir>/new-<ulid>/                        being copied; Open removes what a death has left
 //
 // One process has a folder open (the daemon, which holds its lock). Thread-safe; does no more than
@@ -54,6 +56,12 @@ class LayerCache {
   Result<LocalLayer> Add(const LayerId& id, const Manifest& manifest, int meta,
                          const std::function<bool(const LayerId&)>& release);
 
+  // The metadata of the layer for a mount over the files of `form` (ShareMeta), made of the copy
+  // at the first use by this object, and when the form is another one. A change of that file is
+  // found as one of the copy.
+  Result<os::UniqueFd> SharedMeta(const LayerId& id, const LocalLayer& local,
+                                  const StoredForm& form);
+
   uint64_t bytes() const;
 
  private:
@@ -68,9 +76,12 @@ class LayerCache {
     uint64_t bytes = 0;
     uint64_t used = 0;                    // of clock_
     std::optional<Stamp> meta, manifest;  // as they were when the digests were right
+    std::optional<Stamp> shared;          // as SharedMeta has written it
+    std::string form;                     // its digest then
   };
   explicit LayerCache(uint64_t max_bytes) : max_bytes_(max_bytes) {}
   static Stamp StampOf(const struct stat& status);
+  bool SharedUnchanged(const std::string& hex, const Copy& copy) const;
   Result<std::optional<LocalLayer>> OpenCopy(const std::string& hex);
   // The order of use that the next Open finds: the time of the folder. Best effort.
   void MarkUsed(const std::string& hex) const;

@@ -22,7 +22,8 @@ Result<LayerInfo> VerifyLayer(const LayerStore& store, std::string_view ref,
 struct LayerUsage {
   LayerInfo layer;
   uint64_t meta_blocks = 0;
-  uint64_t blob_blocks = 0;
+  uint64_t blob_blocks = 0;   // of content that it does not have from others
+  uint64_t shared_bytes = 0;  // of content that lies in files of other layers
   uint64_t trace_blocks = 0;  // of its trace of first reads
   bool unnamed = false;       // no NAME:TAG leads to it
 };
@@ -30,6 +31,7 @@ struct StoreUsage {
   std::vector<LayerUsage> layers;  // the largest first
   uint64_t work_blocks = 0;        // builds under way, and what killed ones left
   uint64_t condemned_blocks = 0;   // removed layers whose files are kept for now
+  uint64_t kept_blocks = 0;        // files of removed layers that others share
 };
 // Of the layers that `filter` lets through. A layer that goes meanwhile is left out. Blocking.
 Result<StoreUsage> MeasureStore(const LayerStore& store, const ListFilter& filter);

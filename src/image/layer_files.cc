@@ -13,6 +13,7 @@
 #include "image/erofs_writer.h"
 #include "image/fs.h"
 #include "image/root_calls.h"
+#include "image/share_meta.h"
 #include "os/file.h"
 
 namespace dsec::image {
@@ -47,6 +48,35 @@ LayerInfo InfoOf(const LayerId& id, const Manifest& manifest) {
 Error WrongDigest(const LayerId& id, std::string_view file, std::string_view found,
                   std::string_view expected) {
   return Corrupt(id, fmt::format("{} has the digest {}, not {}", file, found, expected));
+}
+
+std::vector<int> ContentOf(const LayerFiles& files) {
+  std::vector<int> content;
+  for (const os::UniqueFd& file : files.content) content.push_back(file.get());
+  return content;
+}
+
+Result<std::optional<StoredForm>> ReadForm(int folder, uint64_t blob_bytes) {
+  auto file = OpenOnRoot(folder, kFormName, O_RDONLY);
+  if (!file.ok()) {
+    if (file.error().sys_errno() == ENOENT) return std::optional<StoredForm>();
+    return std::move(file).error();
+  }
+  auto text = os::ReadAll(file->get(), StoredForm::kMaxText);
+  if (!text.ok() && text.error().reason() == "os.file_too_large")
+    return Error(Code::kInternal, "layer.corrupt", text.error().message());
+  if (!text.ok()) return RootError(std::move(text).error());
+  DSEC_TRY(auto form, StoredForm::Parse(*text, blob_bytes));
+  return std::optional(std::move(form));
+}
+
+Result<void> CheckSharedMeta(const LayerId& id, const LayerFiles& files) {
+  DSEC_TRY(auto made, ReadMeta(files.meta.get(), files.manifest.meta.size));
+  DSEC_TRY_VOID(ShareMeta(made, *files.form));
+  DSEC_TRY(const auto found, ReadMeta(files.shared_meta.get(), files.manifest.meta.size));
+  if (made == found) return Ok();
+  return Corrupt(
+      id, fmt::format("{} is not what {} makes of {}", kSharedMetaName, kFormName, kMetaName));
 }
 
 Result<LayerFiles> OpenLayer(int blobs, const LayerId& id, bool with_meta) {
@@ -88,7 +118,22 @@ Result<LayerFiles> OpenLayer(int blobs, const LayerId& id, bool with_meta) {
   if (with_meta) DSEC_TRY_VOID(open(kMetaName, files.manifest.meta.size, files.meta));
   if (with_meta && files.manifest.chunks.bytes != 0)
     DSEC_TRY_VOID(open(kTableName, ChunkTable::FileBytes(files.manifest), files.table));
-  DSEC_TRY_VOID(open(kBlobName, files.manifest.blob.size, files.blob));
+  files.first_name = kBlobName;
+  os::UniqueFd blob;
+  auto whole = open(kBlobName, files.manifest.blob.size, blob);
+  if (whole.ok()) {
+    files.content.push_back(std::move(blob));
+  } else {
+    if (whole.error().sys_errno() != ENOENT) return std::move(whole).error();
+    DSEC_TRY(files.form, ReadForm(dir->get(), files.manifest.blob.size));
+    if (!files.form)
+      return Corrupt(id, fmt::format("neither {} nor {} is there", kBlobName, kFormName));
+    files.first_name = files.form->files.front().name;
+    for (const StoredForm::File& file : files.form->files)
+      DSEC_TRY_VOID(open(file.name.c_str(), file.size, files.content.emplace_back()));
+    if (with_meta)
+      DSEC_TRY_VOID(open(kSharedMetaName, files.manifest.meta.size, files.shared_meta));
+  }
   files.info = InfoOf(id, files.manifest);
   return files;
 }

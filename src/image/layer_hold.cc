@@ -5,7 +5,6 @@
 
 #include <utility>
 
-#include "image/erofs_writer.h"
 #include "image/layer_files.h"
 #include "image/root_calls.h"
 #include "os/file.h"
@@ -21,12 +20,14 @@ bool SameFile(const std::string& path, const struct stat& as) {
 
 }  // namespace
 
-Result<std::shared_ptr<LayerHold>> LayerHold::Make(os::UniqueFd locked, int blob) {
+Result<std::shared_ptr<LayerHold>> LayerHold::Make(os::UniqueFd locked, int file,
+                                                   std::string name) {
   struct stat manifest;
   struct stat content;
-  if (::fstat(locked.get(), &manifest) != 0 || ::fstat(blob, &content) != 0)
+  if (::fstat(locked.get(), &manifest) != 0 || ::fstat(file, &content) != 0)
     return RootError(os::ErrnoError("layer.io", "stat a layer"));
-  return std::shared_ptr<LayerHold>(new LayerHold(std::move(locked), manifest, content));
+  return std::shared_ptr<LayerHold>(
+      new LayerHold(std::move(locked), manifest, content, std::move(name)));
 }
 
 bool LayerHold::Again(const std::string& folder) {
@@ -35,7 +36,7 @@ bool LayerHold::Again(const std::string& folder) {
   // The lock first: a removal that has it takes the layer away from its path before it lets go.
   if (::flock(file_.get(), LOCK_SH | LOCK_NB) == 0 &&
       SameFile(folder + "/" + kManifestName, manifest_) &&
-      SameFile(folder + "/" + kBlobName, blob_)) {
+      SameFile(folder + "/" + name_, content_)) {
     return true;
   }
   used_ = false;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 #include "os/unique_fd.h"
@@ -18,8 +19,10 @@ namespace dsec::image {
 // End touch the file system of the store and may hang.
 class LayerHold {
  public:
-  // `locked`: the manifest, with the lock; a use lasts. `blob`: the content.
-  static Result<std::shared_ptr<LayerHold>> Make(os::UniqueFd locked, int blob);
+  // `locked`: the manifest, with the lock; a use lasts. `content`: a file of the layer's content,
+  // which is called `name` in its folder.
+  static Result<std::shared_ptr<LayerHold>> Make(os::UniqueFd locked, int content,
+                                                 std::string name);
   // Begins a use again. False: the layer of `folder` (<root>/blobs/<hex>) is gone, is being removed
   // or is not what it was.
   bool Again(const std::string& folder);
@@ -29,12 +32,14 @@ class LayerHold {
   void GiveBack();
 
  private:
-  LayerHold(os::UniqueFd locked, const struct stat& manifest, const struct stat& blob)
-      : file_(std::move(locked)), manifest_(manifest), blob_(blob) {}
+  LayerHold(os::UniqueFd locked, const struct stat& manifest, const struct stat& content,
+            std::string name)
+      : file_(std::move(locked)), manifest_(manifest), content_(content), name_(std::move(name)) {}
 
   const os::UniqueFd file_;
   const struct stat manifest_;
-  const struct stat blob_;
+  const struct stat content_;
+  const std::string name_;
   std::atomic<bool> used_ = true;
   std::mutex mutex_;  // of the lock; held over calls that may hang, by those alone
 };

@@ -83,7 +83,8 @@ Result<void> CheckMeta(const LayerId& id, const LayerFiles& files) {
   if (!digest.ok()) return RootError(std::move(digest).error());
   if (*digest != files.manifest.meta.sha256)
     return WrongDigest(id, kMetaName, *digest, files.manifest.meta.sha256);
-  return CheckSuperblock(files.meta.get());
+  DSEC_TRY_VOID(CheckSuperblock(files.meta.get()));
+  return files.form ? CheckSharedMeta(id, files) : Ok();
 }
 
 LayerMounts::LayerMounts(std::string root, LayerMountOptions options)
@@ -375,13 +376,14 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
   }
   DSEC_FAULT_POINT("layer.mount.after_lease");
   DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), wanted.id, !local.has_value()));
-  DSEC_TRY(auto blob, BlobOf(blobs.get(), files.blob.get()));
+  DSEC_TRY(auto blob, BlobOf(blobs.get(), files.content.front().get()));
   BlobServer::Served served;
   if (state->options.server != nullptr) {
     DSEC_TRY(served, state->options.server->Open(wanted.id, false));
     blob.session = served.session;
   }
-  DSEC_TRY(auto hold, LayerHold::Make(std::move(files.lock), files.blob.get()));
+  DSEC_TRY(auto hold,
+           LayerHold::Make(std::move(files.lock), files.content.front().get(), files.first_name));
   {
     // Used without an answer of the store meanwhile: here is its hold there.
     const std::lock_guard lock(wanted.slot->mutex);
@@ -400,9 +402,8 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
       const auto release = [&](const LayerId& other) { return state->Release(other); };
       DSEC_TRY(local, (*state->cache)->Add(wanted.id, files.manifest, files.meta.get(), release));
     }
-    const int meta = local ? local->meta.get() : files.meta.get();
-    const int content = served.blob.valid() ? served.blob.get() : files.blob.get();
-    DSEC_TRY(auto mount, MountLayer(meta, content, state->options.read_ahead_kib));
+    DSEC_TRY(auto parts, PartsOf(*state, wanted.id, files, local, served));
+    DSEC_TRY(auto mount, MountLayer(parts.meta, parts.content, state->options.read_ahead_kib));
     kept = Kept{std::move(pin), std::move(files.info), blob, std::move(mount), nullptr, {}};
     made = true;
   }

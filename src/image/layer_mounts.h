@@ -171,6 +171,14 @@ class LayerMounts {
                                                                 const LayerId& id);
   static Result<Mounted> MountRemote(const std::shared_ptr<State>& state, const Wanted& wanted,
                                      std::optional<LocalLayer> local);
+  struct Parts {
+    int meta = -1;
+    std::vector<int> content;
+    os::UniqueFd shared_meta;  // what `meta` is, if it was made for the mount
+  };
+  static Result<Parts> PartsOf(State& state, const LayerId& id, const LayerFiles& files,
+                               const std::optional<LocalLayer>& local,
+                               const BlobServer::Served& served);
   static Mounted MakeUse(const std::shared_ptr<State>& state, Kept kept,
                          std::shared_ptr<LayerHold> hold);
   void RenewLease();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mounts of layers that a BlobServer brings from elsewhere.
+// Mounts of layers that a BlobServer brings from elsewhere, and what mounts of others are made of.
 #include <sys/stat.h>
 
 #include "image/digest.h"
@@ -32,13 +32,36 @@ Result<LayerMounts::Mounted> LayerMounts::MountRemote(const std::shared_ptr<Stat
       DSEC_TRY(local, (*state->cache)->Add(wanted.id, manifest, served.meta.get(), release));
     }
     DSEC_TRY(auto mount,
-             MountLayer(local->meta.get(), served.blob.get(), state->options.read_ahead_kib));
+             MountLayer(local->meta.get(), {{served.blob.get()}}, state->options.read_ahead_kib));
     kept = Kept{{}, InfoOf(wanted.id, local->manifest), blob, std::move(mount), nullptr, {}};
   }
   auto mounted = MakeUse(state, *std::move(kept), nullptr);
   const std::lock_guard lock(wanted.slot->mutex);
   wanted.slot->mount = mounted;
   return mounted;
+}
+
+// What a mount of the layer is made of. Content that is checked comes as one file; else a layer
+// that shares content needs metadata of its own for the files that have it.
+Result<LayerMounts::Parts> LayerMounts::PartsOf(State& state, const LayerId& id,
+                                                const LayerFiles& files,
+                                                const std::optional<LocalLayer>& local,
+                                                const BlobServer::Served& served) {
+  Parts parts;
+  parts.meta = local ? local->meta.get() : files.meta.get();
+  if (served.blob.valid()) {
+    parts.content = {served.blob.get()};
+    return parts;
+  }
+  parts.content = ContentOf(files);
+  if (!files.form) return parts;
+  if (!local) {
+    parts.meta = files.shared_meta.get();
+    return parts;
+  }
+  DSEC_TRY(parts.shared_meta, (*state.cache)->SharedMeta(id, *local, *files.form));
+  parts.meta = parts.shared_meta.get();
+  return parts;
 }
 
 }  // namespace dsec::image

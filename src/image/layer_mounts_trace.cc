@@ -48,13 +48,13 @@ Result<std::shared_ptr<const os::UniqueFd>> LayerMounts::MountApart(
   if (state->remote()) {
     // The use that the shared mount has keeps the copy.
     if (!local) return Error(Code::kUnavailable, "layer.unreachable", "its copy is gone");
-    return MountLayerApart(local->meta.get(), served.blob.get());
+    return MountLayerApart(local->meta.get(), {{served.blob.get()}});
   }
   DSEC_TRY(const auto blobs, OpenBlobs(state->root));
   DSEC_TRY(const LayerFiles files, OpenLayer(blobs.get(), id, !local.has_value()));
   if (!local) DSEC_TRY_VOID(CheckMeta(id, files));
-  const int content = served.blob.valid() ? served.blob.get() : files.blob.get();
-  return MountLayerApart(local ? local->meta.get() : files.meta.get(), content);
+  DSEC_TRY(const auto parts, PartsOf(*state, id, files, local, served));
+  return MountLayerApart(parts.meta, parts.content);
 }
 
 Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::AcquireApart(

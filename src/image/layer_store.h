@@ -27,6 +27,10 @@
 
 namespace dsec::image {
 
+class ChunkIndex;
+class ChunkStore;
+struct SharedContent;
+
 enum class SourceKind { kDirectory, kTar, kOciLayout, kDockerArchive, kRegistry };
 
 struct BuildRequest {
@@ -44,6 +48,9 @@ struct BuildRequest {
   // What runs read first lies together at the front of the blob; part of the content and so of the
   // id. Empty: the order of a walk through the tree.
   std::vector<FirstTouch> first_touch;
+  // Content that other layers of the store have is kept once (format_spec.md, "Shared content").
+  // The id does not depend on it. Never with compression.
+  bool share = true;
   // Part of the bytes and so of the id, as is the version of liblz4; kept as label
   // kCompressedLabel.
   Compression compression;
@@ -58,9 +65,11 @@ struct BuildReport {
   std::vector<std::string> warnings;  // what was left out and why, the first 100
   uint64_t warning_count = 0;
   bool content_copied = false;  // the source brought the content in another order
+  uint64_t shared_bytes = 0;    // of content that other layers of the store have
   uint64_t fetch_ms = 0;        // the download from a registry
   uint64_t read_ms = 0;         // the source, its content on its way into the blob
   uint64_t write_ms = 0;        // the blob in its order, its digest, the metadata
+  uint64_t share_ms = 0;        // comparing with other layers, the rest in a file of its own
   uint64_t publish_ms = 0;      // rename, catalogue
 };
 
@@ -136,6 +145,12 @@ class LayerStore {
   // False: there was none.
   Result<bool> RemoveTrace(std::string_view ref);
 
+  // Makes the index of chunks (ChunkIndex) complete for the layers that are here: reads the content
+  // of those that it does not know. How many these were. `progress` comes with the phase kRead.
+  Result<uint64_t> IndexContent(const ProgressFn& progress);
+  // kFailedPrecondition "layer.no_links": no content is shared here.
+  Result<void> CheckSharing() const;
+
   const std::string& root() const { return root_; }
 
  private:
@@ -155,6 +170,16 @@ class LayerStore {
       const std::function<bool(uint64_t)>& proceed) const;
   Result<void> Publish(const WorkDir& work, const Manifest& manifest, const LayerInfo& layer,
                        const std::optional<LayerName>& name, bool& existed);
+  Result<std::optional<SharedContent>> Share(int out, const ChunkStore& chunks,
+                                             const std::function<bool(uint64_t)>& proceed,
+                                             Warnings& warnings) const;
+  std::optional<uint64_t> IndexSeed() const;
+  void AddToIndex(const std::string& hex, const ChunkStore& chunks,
+                  const std::optional<SharedContent>& shared) const;
+  void PruneIndex() const;
+  Result<void> IndexLayer(ChunkIndex& index, const LayerId& id,
+                          const std::function<bool(uint64_t)>& proceed) const;
+  std::string IndexPath() const;
   bool Intact(const std::string& hex, const Manifest& manifest) const;
   Result<void> RemoveLocked(const LayerId& id, const WorkDir& work, bool condemn);
   // What the leases say of a layer.

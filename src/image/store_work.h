@@ -10,13 +10,17 @@
 #include "image/layer_store.h"
 #include "os/unique_fd.h"
 
-// What the parts of LayerStore share (layer_store.cc, collect.cc).
+// What the parts of LayerStore share (layer_store.cc, layer_build.cc, layer_sharing.cc,
+// collect.cc).
 namespace dsec::image {
 
 // In a work folder: the layer whose files are being moved into or out of blobs/ right now.
 inline constexpr char kMovingName[] = "moving";
 // Below the root: files of removed layers that a node may have mounted, <hex>.<ulid>.
 inline constexpr char kCondemnedName[] = "condemned";
+
+inline constexpr char kOriginName[] = "origin.json";
+inline constexpr char kCacheName[] = "cache";  // blobs from registries
 
 Result<os::UniqueFd> MakeAndOpenDir(int dirfd, const char* name, mode_t mode);
 // kConflict "layer.in_use".

@@ -22,6 +22,7 @@
 
 #include "base/result.h"
 #include "image/compress_probe.h"
+#include "image/share_content.h"
 #include "os/file.h"
 #include "os/mount.h"
 #include "os/syscalls.h"
@@ -170,6 +171,12 @@ void ProbeFileSystems(Table& table, const std::string& dir) {
           : fmt::format("{}; without EROFS_FS_ZIP compressed layers cannot be used here; "
                         "another node makes plain ones of them (dsec layer compress --method none)",
                         compressed.error().message()));
+  const auto folder = os::OpenAt(AT_FDCWD, dir.c_str(), O_RDONLY | O_DIRECTORY);
+  const auto links = folder.ok() ? image::CheckLinks(folder->get()) : Result<void>(folder.error());
+  table.Add("layer_sharing", false, links.ok(), "hard links",
+            links.ok() ? "content that several layers have is kept once"
+                       : fmt::format("{}: what several layers have is kept by each",
+                                     links.error().message()));
   const auto overlay = MountOverlay(erofs->get());
   table.Add("overlay_by_fd", true, overlay.ok(), "lowerdir+ by descriptor, volatile",
             overlay.ok() ? "roots are built without a line in the host's mount table"

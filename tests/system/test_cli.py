@@ -112,7 +112,7 @@ def test_layer_verify_finds_a_damaged_byte_and_du_adds_up(tmp_path):
 
     built = json.loads(layer("build", "--kind", "workspace", "--name", "one:1", "--from-dir", tree).stdout)
     (tree / "text").write_bytes(b"other")
-    layer("build", "--kind", "toolkit", "--name", "two:1", "--from-dir", tree)
+    layer("build", "--kind", "toolkit", "--name", "two:1", "--from-dir", tree, "--no-share")
     verified = layer("verify")
     assert verified.returncode == 0 and json.loads(verified.stdout)["damaged"] == 0, verified.stderr
     usage = json.loads(layer("du").stdout)

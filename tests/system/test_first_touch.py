@@ -137,7 +137,7 @@ def test_recordings_merge_and_lay_out_a_layer(store, node, client, tmp_path):  #
         box.download_dir("/cold", tree / "cold")
     store.build("workspace", "laid:1", tree)
     built = subprocess.run([DSEC, "layer", "build", "--layers", store.root, "--kind", "workspace", "--name", "laid:2",
-                            "--from-dir", tree, "--first-touch", tmp_path / "first"], capture_output=True, timeout=120)
+                            "--from-dir", tree, "--no-share", "--first-touch", tmp_path / "first"], capture_output=True, timeout=120)
     assert built.returncode == 0 and b"first touch of" not in built.stderr, built.stderr
     blob = (store.blob(node, "laid:2") / "data.blob").read_bytes()
     assert blob[:512 * 1024] == (tree / "cold" / "data").read_bytes()[MIB:MIB + 512 * 1024]
