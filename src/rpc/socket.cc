@@ -107,19 +107,21 @@ void FrameSocket::Flush() {
 runtime::Task<Frame> FrameSocket::Receive() {
   const auto self = shared_from_this();
   Socket::wait_type wait = Socket::wait_read;
+  bool blocked = false;  // by the last read
   for (;;) {
     auto frame = parser_.Next();
     if (!frame.ok()) co_return std::move(frame).error();
     if (frame->has_value()) co_return std::move(**frame);
     if (closed_) co_return Closed("");
     // What TLS holds already no event announces.
-    if (tls_ == nullptr || !tls_->pending()) {
+    if (tls_ == nullptr || blocked || !tls_->pending()) {
       const auto [error] = co_await socket_.async_wait(wait, asio::as_tuple(asio::use_awaitable));
       if (closed_ || error) co_return Closed("");
     }
     thread_local std::array<char, kReadBytes> buffer;
     const ssize_t got = ReadSome(buffer.data(), buffer.size());
-    wait = got < 0 && errno == EAGAIN ? AfterRead() : Socket::wait_read;
+    blocked = got < 0 && errno == EAGAIN;
+    wait = blocked ? AfterRead() : Socket::wait_read;
     if (got == 0) co_return Closed(" by the peer");
     if (got > 0) {
       parser_.Feed({buffer.data(), static_cast<size_t>(got)});

@@ -253,10 +253,12 @@ ssize_t TlsSession::Read(char* to, size_t size) {
       done += static_cast<size_t>(got);
       continue;
     }
+    drained_ = SSL_get_error(ssl_, got) == SSL_ERROR_WANT_READ;
     // What has come is given first; the failure comes again.
     if (done > 0) break;
     return Outcome(got);
   }
+  if (done == size) drained_ = false;
   ERR_clear_error();
   return static_cast<ssize_t>(done);
 }
@@ -270,8 +272,6 @@ ssize_t TlsSession::Write(const char* from, size_t size) {
   if (outcome == 0) errno = EPIPE;
   return -1;
 }
-
-bool TlsSession::pending() const { return SSL_has_pending(ssl_) == 1; }
 
 void TlsSession::Shutdown() {
   if (broken_) return;  // as SSL_shutdown(3) asks for

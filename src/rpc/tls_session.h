@@ -31,8 +31,9 @@ class TlsSession {
   // After EAGAIN the same bytes must come again, and may be followed by more.
   ssize_t Write(const char* from, size_t size);
   bool wants_write() const { return wants_write_; }
-  // Bytes are here that no event of the socket will announce.
-  bool pending() const;
+  // Bytes, or an end, may be here that no event of the socket will announce: the last Read did not
+  // run into the end of what has come. Half a record is nothing of the kind.
+  bool pending() const { return !drained_; }
   // Tells the peer that nothing more comes, if the socket takes it now.
   void Shutdown();
   const std::string& why() const { return why_; }
@@ -49,6 +50,7 @@ class TlsSession {
   ssl_st* const ssl_;
   bool wants_write_ = false;
   bool broken_ = false;
+  bool drained_ = false;
   std::string why_;
   std::optional<TlsPeer> peer_;
 };
