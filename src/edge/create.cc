@@ -133,12 +133,14 @@ runtime::Task<Created> Edge::Create(v1::CreateRequest request, runtime::Deadline
   const auto executor = shards_.For(record.id());
   auto sandbox = std::make_shared<Sandbox>(executor, std::move(record));
   sandbox->ticket = std::make_shared<FairQueue::Ticket>(executor, request.project());
+  if (fences_.load() != fences) co_return FencedError();
   DSEC_CO_TRY(auto holder, registry_.Enter(sandbox));
   if (holder == sandbox) {
     const auto room_by = runtime::Deadline::After(
         std::chrono::milliseconds(std::min<uint64_t>(request.capacity_wait_ms(), 3'600'000)));
     if (fences_.load() != fences) {
-      // Entered too late for the fence to see it: runs before the create, and dooms it.
+      // Entered at the very moment of a fence, which may not have seen it, and somebody may have
+      // joined it already: runs before the create, and dooms it.
       boost::asio::post(executor, [this, sandbox] {
         BeginStop(sandbox, FencedTermination("the node has a new epoch"),
                   std::chrono::milliseconds(0));

@@ -62,7 +62,8 @@ class Edge final : public EdgeApi {
   // Ends every sandbox (cause user_stop, who "edge") and waits for it until `deadline`.
   runtime::Task<void> StopSandboxes(std::chrono::milliseconds grace, runtime::Deadline deadline);
   // Ends every sandbox that exists or was asked for before (cause node_lost, who "epoch") and waits
-  // for it until `deadline`. A Create that began before is among them, wherever it is.
+  // for it until `deadline`. A Create that began before and has not entered the registry is refused
+  // (kUnavailable edge.fencing); one that enters at this very moment ends before it runs.
   runtime::Task<void> Fence(std::string message, runtime::Deadline deadline);
   // After the shards were stopped: destroys what of this object lives on them.
   void LetGo();
@@ -281,7 +282,7 @@ class Edge final : public EdgeApi {
   DueQueue<Sandbox> due_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> let_go_ = false;
-  std::atomic<uint64_t> fences_ = 0;  // begun
+  std::atomic<uint64_t> fences_ = 0;                 // begun
   runtime::Gate calls_;                              // calls, creates, stops: what Stop waits for
   runtime::Gate watchers_;                           // coroutines that last as long as a sandbox
   std::shared_ptr<runtime::AsyncEvent> timer_wake_;  // of shard 0
@@ -295,6 +296,8 @@ inline constexpr std::string_view kEntrypointOp = "entrypoint";
 
 // kUnavailable "edge.stopping".
 Error StoppingError();
+// kUnavailable "edge.fencing".
+Error FencedError();
 // Ok for RUNNING, else what EdgeApi says for each state.
 Result<void> CheckRunning(const Sandbox& sandbox);
 // kGone "sandbox.ended.<cause>".

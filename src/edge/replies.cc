@@ -61,6 +61,10 @@ Error StoppingError() {
   return Error(Code::kUnavailable, "edge.stopping", "this daemon is being stopped");
 }
 
+Error FencedError() {
+  return Error(Code::kUnavailable, "edge.fencing", "the node has taken a new epoch meanwhile");
+}
+
 Error NotFoundError(std::string_view id) {
   return Error(Code::kNotFound, "sandbox.not_found",
                fmt::format("there is no sandbox {}", SafeText(id)));
