@@ -608,14 +608,16 @@ Task<void> QuotaKeeper::TrimHere(ProjectPath project) {
 
 // --- a node that is gone ---
 
-Task<void> ReturnSlices(store::Store& store, std::string node_id) {
+Task<void> ReturnSlices(store::Store& store, std::string node_id,
+                        std::vector<store::Condition> only_if) {
   const std::string prefix = layout::NodeSlices(node_id);
   while (true) {
     auto page = co_await store.Range(store::KeyRange::Prefix(prefix), 1, Soon());
     if (!page.ok()) co_return std::move(page).error();
     if (page->entries.empty()) co_return Ok();
     const store::Entry& entry = page->entries.front();
-    std::vector<store::Condition> conditions = {{entry.key, entry.version}};
+    std::vector<store::Condition> conditions = only_if;
+    conditions.push_back({entry.key, entry.version});
     std::vector<store::Write> writes = {{entry.key, std::nullopt, 0}};
     DSEC_CO_TRY(const auto slice, ParseEntry<v1::IamSlice>(entry));
     DSEC_CO_TRY(const auto project,
@@ -631,7 +633,14 @@ Task<void> ReturnSlices(store::Store& store, std::string node_id) {
       writes.push_back({(*read)->key, ledger.SerializeAsString(), 0});
     }
     auto done = co_await store.Commit(std::move(conditions), std::move(writes), Soon());
-    if (!done.ok() && done.error().reason() != "store.version") co_return std::move(done).error();
+    if (done.ok()) continue;
+    if (done.error().reason() != "store.version") co_return std::move(done).error();
+    for (const store::Condition& condition : only_if) {
+      auto read = co_await store.Get(condition.key, Soon());
+      if (!read.ok()) co_return std::move(read).error();
+      if ((read->has_value() ? (*read)->version : 0) != condition.version)
+        co_return std::move(done).error();
+    }
   }
 }
 

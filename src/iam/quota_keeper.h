@@ -126,7 +126,8 @@ class QuotaKeeper {
 };
 
 // Gives back all slices of a node that will not come back, after it was declared dead. Safe to
-// repeat.
-runtime::Task<void> ReturnSlices(store::Store& store, std::string node_id);
+// repeat. kConflict store.version: `only_if` does not hold any more, and what was left is left.
+runtime::Task<void> ReturnSlices(store::Store& store, std::string node_id,
+                                 std::vector<store::Condition> only_if = {});
 
 }  // namespace dsec::iam

@@ -315,6 +315,25 @@ TEST_F(QuotaKeeperTest, DeadNode_ItsSlicesComeBack) {
   EXPECT_TRUE(Reserve("n2", "root/a").ok());
 }
 
+TEST_F(QuotaKeeperTest, DeadNodeThatHasComeBack_KeepsItsSlices) {
+  Project("root");
+  Project("root/a", Live(5));
+  auto charge = Reserve("n1", "root/a");
+  ASSERT_TRUE(charge.ok());
+  ASSERT_TRUE(
+      BlockOn(shards_->at(1), store_->Put("node/n1", "dead", 0, 0, Deadline::Never())).ok());
+  const auto dead = BlockOn(shards_->at(1), store_->Get("node/n1", Deadline::Never()));
+  ASSERT_TRUE(
+      BlockOn(shards_->at(1), store_->Put("node/n1", "joined", std::nullopt, 0, Deadline::Never()))
+          .ok());
+  const auto returned =
+      BlockOn(shards_->at(1), ReturnSlices(*store_, "n1", {{"node/n1", (*dead)->version}}));
+  ASSERT_FALSE(returned.ok());
+  EXPECT_EQ(returned.error().reason(), "store.version");
+  EXPECT_EQ(LedgerOf("root/a").granted().live(), LedgerOf("root").granted().live());
+  EXPECT_GE(LedgerOf("root/a").granted().live(), 1u);
+}
+
 // Whether or not a transaction was made whose answer was lost, the sums stay true.
 TEST_F(QuotaKeeperTest, LostAnswers_LeaveNoDrift) {
   Project("root");

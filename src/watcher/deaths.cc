@@ -99,7 +99,8 @@ Task<void> Watcher::LeadOnce() {
     DSEC_CO_TRY(lease_, co_await store_.Grant(options_.lease, Soon()));
   }
   DSEC_CO_TRY_VOID(co_await Testify());
-  if (!watch_known_ || !leader_run_.empty()) co_return Ok();
+  if (!watch_known_ || !leader_run_.empty() || options_.clock->Mono() < no_lead_before_)
+    co_return Ok();
   v1::WatcherLeader leader;
   leader.set_watcher(options_.id);
   leader.set_run(run_);
@@ -132,8 +133,11 @@ Task<void> Watcher::Testify() {
   testimony.set_run(run_);
   testimony.set_address(options_.address);
   testimony.set_tick(++testimonies_);
-  for (const auto& [node, time] : silent)
+  for (const auto& [node, time] : silent) {
     (*testimony.mutable_silent_ms())[node] = static_cast<uint64_t>(time.count());
+    const auto known = nodes_.find(node);
+    if (known != nodes_.end() && known->second->mirror.known()) testimony.add_mirrored(node);
+  }
   auto put = co_await store_.Put(layout::Seen(options_.id), testimony.SerializeAsString(),
                                  std::nullopt, lease_, Soon());
   if (!put.ok()) co_return std::move(put).error();
@@ -163,10 +167,37 @@ void Watcher::LookForDeaths(MonoTime now) {
   if (!leads()) return;
   const auto others = Others(now);
   for (const std::string& id : health_.Dead(others, Registered(), now)) {
-    const NodePtr& node = nodes_.at(id);
-    if (node->declaring) continue;
-    node->declaring = runtime::Spawn(gate_, executor_, Bury(id));
+    const NodePtr node = nodes_.at(id);
+    if (node->declaring || now < node->declare_after) continue;
+    if (OthersKnowMore(*node, now)) {
+      runtime::Spawn(gate_, executor_, Yield());
+      return;
+    }
+    node->declaring = true;  // before it starts, since it may end at once
+    if (!runtime::Spawn(gate_, executor_, Bury(id))) node->declaring = false;
   }
+}
+
+bool Watcher::OthersKnowMore(const Node& node, MonoTime now) const {
+  if (node.mirror.known()) return false;
+  return std::any_of(others_.begin(), others_.end(), [&](const auto& other) {
+    const auto& mirrored = other.second.testimony.mirrored();
+    return now - other.second.heard <= options_.health.heard_within &&
+           std::find(mirrored.begin(), mirrored.end(), node.record.node_id()) != mirrored.end();
+  });
+}
+
+// Lets another one lead, for which a few seconds are left before this one tries again.
+boost::asio::awaitable<void> Watcher::Yield() {
+  const store::Revision version = std::exchange(leader_version_, 0);
+  no_lead_before_ = options_.clock->Mono() + options_.lease;
+  log::Info("watcher.yields", {{"watcher", options_.id}});
+  std::vector<store::Condition> conditions = {{std::string(layout::kLeader), version}};
+  std::vector<store::Write> writes = {{std::string(layout::kLeader), std::nullopt, 0}};
+  auto done = co_await store_.Commit(std::move(conditions), std::move(writes), Soon());
+  // Should that be lost, it leads on paper alone until its lease ends: the lease is given up.
+  if (!done.ok() && done.error().reason() != "store.version" && lease_ != 0)
+    (void)co_await store_.Revoke(std::exchange(lease_, 0), Soon());
 }
 
 bool Watcher::StillDead(const std::string& id) {
@@ -185,7 +216,9 @@ boost::asio::awaitable<void> Watcher::Bury(std::string id) {
   const NodePtr node = nodes_.at(id);
   auto done = co_await Declare(node, options_.id, true);
   node->declaring = false;
-  if (!done.ok()) log::Warn("watcher.not_declared", {{"node", id}, {"error", done.error()}});
+  if (done.ok()) co_return;
+  node->declare_after = options_.clock->Mono() + kPulse;
+  log::Warn("watcher.not_declared", {{"node", id}, {"error", done.error()}});
 }
 
 Task<void> Watcher::Declare(NodePtr node, std::string who, bool by_rule) {
@@ -196,7 +229,9 @@ Task<void> Watcher::Declare(NodePtr node, std::string who, bool by_rule) {
                                                     {cluster::NodeKey(id), node->version}};
   const uint64_t epoch = node->record.epoch();
   std::vector<v1::LostPart> parts = node->mirror.Parts();
+  parts[0].set_unknown(!node->mirror.known());
   for (size_t i = parts.size() - 1; i > 0; --i) {
+    if (stopping_) co_return Error(Code::kUnavailable, "watcher.stopping", "this watcher stops");
     std::vector<store::Write> writes = {
         {layout::LostPart(id, epoch, static_cast<uint32_t>(i)), parts[i].SerializeAsString(), 0}};
     auto written = co_await store_.Commit(conditions, std::move(writes), Soon());
@@ -239,7 +274,13 @@ Task<void> Watcher::DeclareHere(std::string id, std::string who) {
                     fmt::format("{} answers: stop it before it is declared dead", id));
   }
   const NodePtr node = it->second;
+  if (node->declaring) {
+    co_return Error(Code::kConflict, "node.being_declared",
+                    fmt::format("the death of {} is being declared", id));
+  }
+  node->declaring = true;
   auto done = co_await Declare(node, std::move(who), false);
+  node->declaring = false;
   co_return done;
 }
 
@@ -248,11 +289,14 @@ boost::asio::awaitable<void> Watcher::ReturnQuota(std::string id) {
   while (leads()) {
     const auto it = nodes_.find(id);
     if (it == nodes_.end() || it->second->record.state() != v1::NODE_DEAD) break;
-    auto done = co_await iam::ReturnSlices(store_, id);
+    // A node that has come back, or another leader, ends it: what it holds then is its own.
+    auto done = co_await iam::ReturnSlices(store_, id,
+                                           {{std::string(layout::kLeader), leader_version_},
+                                            {cluster::NodeKey(id), it->second->version}});
     if (done.ok() || done.error().code() == Code::kCancelled) co_return;
     log::Warn("watcher.quota_not_returned", {{"node", id}, {"error", done.error()}});
-    auto slept = co_await runtime::SleepUntil(Deadline::After(kQuotaRetry));
-    if (!slept.ok()) co_return;
+    auto stopped = co_await stopped_.Wait(Deadline::After(kQuotaRetry));
+    if (stopped.ok() || stopped.error().code() == Code::kCancelled) co_return;
   }
   // The next leader does it.
   std::erase_if(quota_returned_, [&](const auto& entry) { return entry.first == id; });

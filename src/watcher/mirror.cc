@@ -42,12 +42,18 @@ bool Mirror::Take(v1::LostSandbox sandbox) {
   return true;
 }
 
-bool Mirror::Apply(Seen seen) {
+bool Mirror::Apply(Seen seen, uint64_t asked) {
+  // Several questions are under way at once: this one may be from before the events began anew.
+  if (!seen.whole && (!known_ || asked > seq_)) return false;
   if (!seen.whole && seen.next_seq < seq_) {
     seq_ = 0;
+    known_ = false;
     return false;
   }
-  if (seen.whole) sandboxes_.clear();
+  if (seen.whole) {
+    sandboxes_.clear();
+    known_ = true;
+  }
   seq_ = seen.next_seq;
   bool all = true;
   for (v1::LostSandbox& sandbox : seen.changed) all &= Take(std::move(sandbox));

@@ -22,10 +22,13 @@ class Mirror {
 
   explicit Mirror(std::string node) : node_(std::move(node)) {}
 
-  // False: something that the node said was not taken, or its events have begun anew (all is asked
-  // for then).
-  bool Apply(Seen seen);
+  // `asked`: the after_seq that this answers. False: something that the node said was not taken, or
+  // its events have begun anew (all is asked for then). What has changed since `asked` is not taken
+  // either while it is everything that is wanted, or when it lies beyond what is known.
+  bool Apply(Seen seen, uint64_t asked);
   uint64_t seq() const { return seq_; }
+  // Whether it has everything up to seq().
+  bool known() const { return known_; }
   size_t size() const { return sandboxes_.size(); }
 
   // In order of id, in parts as the store holds them: at most 1,000 sandboxes and 512 KiB each, at
@@ -37,6 +40,7 @@ class Mirror {
 
   const std::string node_;
   uint64_t seq_ = 0;
+  bool known_ = false;
   std::unordered_map<std::string, v1::LostSandbox> sandboxes_;
 };
 

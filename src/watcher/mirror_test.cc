@@ -28,13 +28,13 @@ TEST(Mirror, FollowsWhatTheNodeSays) {
   const std::string a = Id("n1");
   const std::string b = Id("n1");
   all.changed = {Sandbox(a), Sandbox(b)};
-  EXPECT_TRUE(mirror.Apply(all));
+  EXPECT_TRUE(mirror.Apply(all, 0));
   EXPECT_EQ(mirror.size(), 2u);
   Seen later;
   later.next_seq = 12;
   later.ended = {a};
   later.changed = {Sandbox(b, 7)};
-  EXPECT_TRUE(mirror.Apply(later));
+  EXPECT_TRUE(mirror.Apply(later, 10));
   ASSERT_EQ(mirror.Parts().size(), 1u);
   ASSERT_EQ(mirror.Parts()[0].sandboxes_size(), 1);
   EXPECT_EQ(mirror.Parts()[0].sandboxes(0).id(), b);
@@ -46,16 +46,28 @@ TEST(Mirror, EventsThatBeginAnew_AskForAll) {
   Seen all;
   all.whole = true;
   all.next_seq = 10;
-  EXPECT_TRUE(mirror.Apply(all));
+  EXPECT_TRUE(mirror.Apply(all, 0));
   Seen earlier;
   earlier.next_seq = 3;
-  EXPECT_FALSE(mirror.Apply(earlier));
+  EXPECT_FALSE(mirror.Apply(earlier, 10));
   EXPECT_EQ(mirror.seq(), 0u);
+  EXPECT_FALSE(mirror.known());
+  // Another answer that was under way does not stand for all.
+  Seen late;
+  late.next_seq = 4;
+  late.changed = {Sandbox(Id("n1"))};
+  EXPECT_FALSE(mirror.Apply(late, 3));
+  EXPECT_EQ(mirror.seq(), 0u);
+  EXPECT_EQ(mirror.size(), 0u);
+  all.next_seq = 5;
+  EXPECT_TRUE(mirror.Apply(all, 0));
+  EXPECT_TRUE(mirror.known());
 }
 
 TEST(Mirror, HostileNode_FillsNothing) {
   Mirror mirror("n1");
   Seen seen;
+  seen.whole = true;
   seen.next_seq = 1;
   v1::LostSandbox many = Sandbox(Id("n1"));
   for (int i = 0; i < 65; ++i) (*many.mutable_labels())[std::to_string(i)] = "x";
@@ -64,7 +76,7 @@ TEST(Mirror, HostileNode_FillsNothing) {
   v1::LostSandbox raw = Sandbox(Id("n1"));
   raw.set_project("\xff");
   seen.changed = {Sandbox(Id("n2")), Sandbox("sb"), many, wide, raw};
-  EXPECT_FALSE(mirror.Apply(seen));
+  EXPECT_FALSE(mirror.Apply(seen, 0));
   EXPECT_EQ(mirror.size(), 0u);
 }
 
@@ -74,7 +86,7 @@ TEST(Mirror, Parts_AreBoundedAndComplete) {
   seen.whole = true;
   seen.next_seq = 1;
   for (int i = 0; i < 2'500; ++i) seen.changed.push_back(Sandbox(Id("n1")));
-  EXPECT_TRUE(mirror.Apply(seen));
+  EXPECT_TRUE(mirror.Apply(seen, 0));
   const auto parts = mirror.Parts();
   ASSERT_EQ(parts.size(), 3u);
   std::string last;
@@ -98,7 +110,7 @@ TEST(Mirror, Parts_AreBoundedAndComplete) {
       (*sandbox.mutable_labels())[std::to_string(j)] = std::string(256, 'x');
     wide.changed.push_back(std::move(sandbox));
   }
-  EXPECT_TRUE(mirror.Apply(wide));
+  EXPECT_TRUE(mirror.Apply(wide, 0));
   for (const auto& part : mirror.Parts()) EXPECT_LE(part.ByteSizeLong(), 600u << 10);
 }
 

@@ -58,10 +58,17 @@ void Watcher::Start() {
 }
 
 Task<void> Watcher::Stop() {
+  stopping_ = true;
   for (const runtime::Running& one : running_) one.Cancel();
+  // Nobody hears of the leader any more; what goes on by itself asks whether this one leads.
+  leader_version_ = 0;
+  stopped_.Set();
+  news_.Set();
+  // Before the wait for probes, so that another one leads meanwhile.
+  Result<void> revoked = Ok();
+  if (lease_ != 0)
+    revoked = co_await store_.Revoke(lease_, Deadline::After(std::chrono::seconds(2)));
   co_await gate_.Close();
-  if (lease_ == 0) co_return Ok();
-  auto revoked = co_await store_.Revoke(lease_, Deadline::After(std::chrono::seconds(2)));
   co_return revoked;
 }
 
@@ -87,7 +94,7 @@ void Watcher::OnNodes(store::Update update) {
   }
   health_.SetNodes(probed, options_.clock->Mono());
   news_.Set();
-  news_.Reset();
+  if (!stopping_) news_.Reset();
 }
 
 void Watcher::SetNode(const store::Entry& entry) {
@@ -165,7 +172,7 @@ void Watcher::Tick() {
   LookForDeaths(now);
   SetGauges();
   news_.Set();
-  news_.Reset();
+  if (!stopping_) news_.Reset();
 }
 
 void Watcher::StartProbes(MonoTime now) {
@@ -187,8 +194,8 @@ boost::asio::awaitable<void> Watcher::ProbeOne(std::string id) {
   const NodePtr node = nodes_.at(id);
   const uint64_t awake = awake_;
   const MonoTime asked = options_.clock->Mono();
-  auto seen = co_await probe_.Probe(node->record, node->mirror.seq(),
-                                    Deadline::After(options_.probe_timeout));
+  const uint64_t after = node->mirror.seq();
+  auto seen = co_await probe_.Probe(node->record, after, Deadline::After(options_.probe_timeout));
   --node->probing;
   --probing_;
   const auto now_there = nodes_.find(id);
@@ -196,8 +203,9 @@ boost::asio::awaitable<void> Watcher::ProbeOne(std::string id) {
   if (!seen.ok()) {
     const Code code = seen.error().code();
     metrics_->probe_failures.Add();
-    const bool silent =
-        code == Code::kUnavailable || code == Code::kDeadlineExceeded || code == Code::kCancelled;
+    // One that ends what it had before it serves says so.
+    const bool silent = (code == Code::kUnavailable && seen.error().reason() != "edge.fencing") ||
+                        code == Code::kDeadlineExceeded || code == Code::kCancelled;
     log::Debug("watcher.probe", {{"node", id}, {"error", seen.error()}});
     if (!silent && awake == awake_) health_.Heard(id, options_.clock->Mono());
     co_return;
@@ -209,7 +217,7 @@ boost::asio::awaitable<void> Watcher::ProbeOne(std::string id) {
   node->info = seen->info;
   node->measured = true;
   node->measured_at = asked;
-  if (!node->mirror.Apply(*std::move(seen))) {
+  if (!node->mirror.Apply(*std::move(seen), after)) {
     metrics_->not_mirrored.Add();
     log::Warn("watcher.not_mirrored", {{"node", id}});
   }
@@ -259,7 +267,7 @@ Task<v1::SnapshotReply> Watcher::SnapshotHere(v1::SnapshotRequest request, Deadl
   }
   const Deadline until =
       deadline.Sooner(Deadline::After(milliseconds(std::min<uint64_t>(request.wait_ms(), 60'000))));
-  while (version_ <= after && !until.Expired()) {
+  while (version_ <= after && !until.Expired() && !stopping_) {
     auto woken = co_await news_.Wait(until);
     if (!woken.ok() && woken.error().code() == Code::kCancelled) co_return std::move(woken).error();
   }

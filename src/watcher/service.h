@@ -58,7 +58,7 @@ class Watcher final : public SnapshotApi {
   // Stop must have returned, or the shards must have been stopped.
   ~Watcher() override;
   void Start();
-  // Gives the leadership back when it has it.
+  // Gives the leadership back when it has it. On `executor`, once.
   runtime::Task<void> Stop();
 
   // kInvalidArgument never: an unknown run begins anew. Answers an empty reply at the deadline.
@@ -92,6 +92,7 @@ class Watcher final : public SnapshotApi {
     MonoTime next_probe{};
     size_t probing = 0;  // probes under way
     bool declaring = false;
+    MonoTime declare_after{};  // a pause after one that failed
     bool suspect = false;
     uint64_t changed = 0;  // version of the snapshot
   };
@@ -115,6 +116,9 @@ class Watcher final : public SnapshotApi {
   // the last step when `by_rule`.
   runtime::Task<void> Declare(NodePtr node, std::string who, bool by_rule);
   bool StillDead(const std::string& id);
+  // Whether to leave the death of this node to another watcher, which knows what lived there.
+  bool OthersKnowMore(const Node& node, MonoTime now) const;
+  boost::asio::awaitable<void> Yield();
   boost::asio::awaitable<void> ReturnQuota(std::string id);
   boost::asio::awaitable<void> Lead();
   runtime::Task<void> LeadOnce();
@@ -151,6 +155,7 @@ class Watcher final : public SnapshotApi {
   std::string leader_run_;
   std::string leader_name_;
   store::Revision leader_version_ = 0;  // of watch/leader while it is ours
+  MonoTime no_lead_before_{};           // after it has given way
   bool watch_known_ = false;
   runtime::AsyncEvent leader_gone_;
   std::map<std::string, Other> others_;  // by watcher
@@ -159,6 +164,9 @@ class Watcher final : public SnapshotApi {
   bool seen_known_ = false;  // our own watch/seen is in the store
   // Dead nodes, by epoch, whose quota this one has begun to give back.
   std::set<std::pair<std::string, uint64_t>> quota_returned_;
+
+  bool stopping_ = false;
+  runtime::AsyncEvent stopped_;  // stopping_ is set
 
   struct Metrics;
   const std::unique_ptr<Metrics> metrics_;

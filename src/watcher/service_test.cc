@@ -29,6 +29,7 @@ struct Nodes {
   std::set<std::string> down;                // dead or paused: nobody gets an answer
   std::map<std::string, milliseconds> slow;  // takes so long for each answer
   std::map<std::string, std::vector<std::string>> sandboxes;
+  std::set<std::string> fencing;  // serve nobody yet
   uint64_t probes = 0;
 };
 
@@ -55,6 +56,8 @@ class TestProbe final : public NodeProbe {
       if (deadline.Expired())
         co_return Error(Code::kDeadlineExceeded, "deadline.exceeded", "no answer");
     }
+    if (nodes_.fencing.contains(id))
+      co_return Error(Code::kUnavailable, "edge.fencing", "ends what it had");
     Seen seen;
     seen.info.set_live(nodes_.sandboxes[id].size());
     seen.info.set_capacity(100);
@@ -491,6 +494,94 @@ TEST_F(WatcherServiceTest, HalfOfAllNodesAtOnce_NeedAnOperatorsWord) {
   ASSERT_TRUE(part.ParseFromString(Lost()[0].value));
   EXPECT_EQ(part.sandboxes_size(), 3);
   EXPECT_EQ(part.declared_by(), "operator");
+}
+
+TEST_F(WatcherServiceTest, NodeThatEndsWhatItHad_IsHeard) {
+  AddNodes(5);
+  AddWatcher("w1");
+  world_.RunFor(seconds(10));
+  nodes_.fencing.insert("n001");
+  world_.RunFor(seconds(60));
+  EXPECT_EQ(Dead(), 0);
+  EXPECT_EQ(StatusOf(*watchers_[0]).suspect, 0u);
+}
+
+// The leader has never reached the node: it knows nothing of what lives there.
+TEST_F(WatcherServiceTest, LeaderThatNeverSawTheNode_LeavesItToOneThatHas) {
+  AddNodes(5);
+  FillNode("n002", 7);
+  AddWatcher("w2").probe->unreachable = {"n002"};
+  world_.RunFor(seconds(4));
+  AddWatcher("w1");
+  world_.RunFor(seconds(20));
+  ASSERT_TRUE(StatusOf(*watchers_[0]).leads);
+  EXPECT_EQ(Dead(), 0);
+  nodes_.down.insert("n002");
+  ASSERT_TRUE(world_.RunUntil([&] { return Dead() == 1; }, seconds(40)));
+  v1::LostPart part;
+  ASSERT_EQ(Lost().size(), 1u);
+  ASSERT_TRUE(part.ParseFromString(Lost()[0].value));
+  EXPECT_EQ(part.sandboxes_size(), 7);
+  EXPECT_FALSE(part.unknown());
+  EXPECT_EQ(part.declared_by(), "w1");
+}
+
+TEST_F(WatcherServiceTest, NodeThatNobodyHasSeen_DiesUnknown) {
+  AddNodes(5);
+  nodes_.down.insert("n002");
+  AddWatcher("w1");
+  ASSERT_TRUE(world_.RunUntil([&] { return Dead() == 1; }, seconds(40)));
+  v1::LostPart part;
+  ASSERT_TRUE(part.ParseFromString(Lost()[0].value));
+  EXPECT_TRUE(part.unknown());
+}
+
+TEST_F(WatcherServiceTest, Stop_EndsLongPollsAndHandsTheLeadOver) {
+  AddNodes(5);
+  One& one = AddWatcher("w1");
+  world_.RunFor(seconds(10));
+  AddWatcher("w2");
+  world_.RunFor(seconds(5));
+  ASSERT_TRUE(StatusOf(one).leads);
+  bool answered = false;
+  v1::SnapshotRequest request;
+  request.set_run("");
+  request.set_after_version(0);
+  auto first = world_.Await(one.process, one.watcher->Snapshot(request, Deadline::Never()));
+  ASSERT_TRUE(first.ok());
+  runtime::internal::StartDetached(
+      world_.at(one.process),
+      [](Watcher& watcher, std::string run, bool& done) -> boost::asio::awaitable<void> {
+        v1::SnapshotRequest poll;
+        poll.set_run(run);
+        poll.set_after_version(1'000'000);
+        poll.set_wait_ms(60'000);
+        // Beyond what there is: begins anew and has all at once; then there is nothing new.
+        auto all = co_await watcher.Snapshot(poll, Deadline::Never());
+        poll.set_after_version(all->version());
+        (void)co_await watcher.Snapshot(poll, Deadline::Never());
+        done = true;
+      }(*one.watcher, first->run(), answered));
+  const MonoTime begun = VirtualNow();
+  ASSERT_TRUE(world_.Await(one.process, one.watcher->Stop()).ok());
+  EXPECT_LT(VirtualNow() - begun, seconds(8));
+  EXPECT_TRUE(answered);
+  world_.RunFor(seconds(3));
+  EXPECT_TRUE(StatusOf(*watchers_[1]).leads);
+}
+
+TEST_F(WatcherServiceTest, Stop_EndsWithoutTheStoreAndWithADeadNodesQuotaToGiveBack) {
+  AddNodes(5);
+  One& one = AddWatcher("w1");
+  world_.RunFor(seconds(10));
+  nodes_.down.insert("n001");
+  one.store->before_commit = [](const std::vector<store::Write>&) { return true; };
+  ASSERT_TRUE(world_.RunUntil([&] { return Dead() == 1; }, seconds(40)));
+  one.store->cut = true;
+  world_.RunFor(seconds(1));
+  const MonoTime begun = VirtualNow();
+  (void)world_.Await(one.process, one.watcher->Stop());
+  EXPECT_LT(VirtualNow() - begun, seconds(20));
 }
 
 TEST_F(WatcherServiceTest, Snapshot_TellsChangesOnceAndAllToANewcomer) {
