@@ -355,6 +355,7 @@ void WriteLayer(JsonWriter& json, const LayerView& layer) {
   json.Field("created_unix_ms", layer.created_unix_ms);
   json.Field("source", layer.source);
   WriteMap(json, "labels", layer.labels);
+  if (!layer.lower.empty()) WriteStrings(json, "lower", layer.lower);
   json.EndObject();
 }
 

@@ -24,6 +24,8 @@ struct LayerView {
   int64_t created_unix_ms = 0;
   std::string source;
   std::map<std::string, std::string> labels;
+  std::vector<std::string>
+      lower;  // ids of layers that go below it wherever it is used, lowest first
 };
 
 struct LayerQuery {

@@ -30,7 +30,7 @@ constexpr char kDefaultStateDir[] = "/var/lib/dsec";
 constexpr size_t kShownIdLength = 19;  // "sha256:" and the 12 digits that `layer` commands accept
 
 struct BuildFlags {
-  std::string kind, name, dir, tar, oci, docker, registry, ref, max_size, first_touch,
+  std::string kind, name, dir, tar, oci, docker, registry, ref, max_size, collapse, first_touch,
       compress = "none";
   bool plain_http = false, no_share = false;
   std::vector<std::string> labels;
@@ -60,6 +60,7 @@ json ToJson(const LayerInfo& layer) {
                  {"created_unix_ms", layer.created_unix_ms},
                  {"source", layer.source},
                  {"labels", layer.labels}};
+  for (const LayerId& id : layer.lower) object["lower"].push_back(id.str());
   if (!layer.config.empty()) {
     object["config"] = {{"env", layer.config.env},
                         {"workdir", layer.config.workdir},
@@ -101,6 +102,9 @@ Result<image::BuildRequest> ToRequest(const BuildFlags& flags) {
   }
   if (!flags.max_size.empty()) {
     DSEC_TRY(request.limits.max_bytes, ParseSize(flags.max_size, "--max-size"));
+  }
+  if (!flags.collapse.empty()) {
+    DSEC_TRY(request.collapse_bytes, ParseSize(flags.collapse, "--collapse"));
   }
   if (flags.max_entries > 0) request.limits.max_entries = flags.max_entries;
   DSEC_TRY(request.first_touch, ReadFirstTouch(flags.first_touch));
@@ -203,6 +207,7 @@ Result<void> Show(const LayerFlags& flags, bool as_json) {
       {"data", ShowSize(layer.blob_bytes)},
       {"age", ShowAge(UnixMillis(Clock::System().Wall()) - layer.created_unix_ms)},
       {"source", layer.source}};
+  for (const LayerId& id : layer.lower) rows.push_back({"above", id.str()});
   for (const auto& [key, value] : layer.labels) rows.push_back({"label", key + "=" + value});
   const image::ImageConfig& config = layer.config;
   for (const std::string& variable : config.env) rows.push_back({"env", variable});
@@ -230,6 +235,13 @@ Result<void> Verify(const LayerFlags& flags, bool as_json) {
   if (refs.empty()) {
     DSEC_TRY(const auto layers, store->List({}));
     for (const LayerInfo& layer : layers) refs.push_back(layer.id.str());
+  } else {
+    // With what lies below them.
+    for (const std::string& ref : flags.refs) {
+      const auto layer = store->Find(ref);
+      if (!layer.ok()) continue;
+      for (const LayerId& id : layer->lower) refs.push_back(id.str());
+    }
   }
   CatchInterrupts();
   ProgressLine line(!as_json);
@@ -354,6 +366,8 @@ void AddLayerCommands(CLI::App& app, Context& context) {
                     "File: what runs read first, a PATH or PATH<tab>OFFSET<tab>LENGTH a line");
   build->add_option("--compress", from.compress, "none or lz4hc[:LEVEL], from 3 to 12")
       ->capture_default_str();
+  build->add_option("--collapse", from.collapse,
+                    "Of an image with layers: up to how much content they become one (3g)");
   build->add_flag("--no-share", from.no_share,
                   "Keep all content, also what other layers of the store have");
   build->add_option("--label", from.labels, "KEY=VALUE (repeat)");

@@ -27,16 +27,22 @@ Result<void> Export(const SharingFlags& flags, bool as_json) {
   CatchInterrupts();
   ProgressLine line(!as_json);
   json list = json::array();
+  std::vector<LayerId> ids;
   for (const std::string& ref : flags.refs) {
     DSEC_TRY(const auto layer, store->Find(ref));
-    auto made = image::ExportLayer(*store, layer.id, flags.to, [&](const image::Progress& state) {
+    // What lies below first: with the manifest of the upper one the image is there.
+    ids.insert(ids.end(), layer.lower.begin(), layer.lower.end());
+    ids.push_back(layer.id);
+  }
+  for (const LayerId& id : ids) {
+    auto made = image::ExportLayer(*store, id, flags.to, [&](const image::Progress& state) {
       line.Show(state);
       return !Interrupted();
     });
     line.Clear();
-    if (!made.ok()) return std::move(made).error().Context("export {}", ref);
-    list.push_back({{"id", layer.id.str()}, {"existed", !*made}});
-    if (!as_json) std::printf("%s%s\n", layer.id.str().c_str(), *made ? "" : " was there");
+    if (!made.ok()) return std::move(made).error().Context("export {}", id.str());
+    list.push_back({{"id", id.str()}, {"existed", !*made}});
+    if (!as_json) std::printf("%s%s\n", id.str().c_str(), *made ? "" : " was there");
   }
   if (as_json) PrintJson({{"layers", std::move(list)}});
   return Ok();

@@ -43,6 +43,10 @@ CREATE INDEX IF NOT EXISTS labels_by_value ON labels(key, value, layer);
 CREATE TABLE IF NOT EXISTS unnamed(
   layer TEXT PRIMARY KEY REFERENCES layers(id) ON DELETE CASCADE, since_unix_ms INTEGER NOT NULL)
   WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lowers(
+  layer TEXT NOT NULL REFERENCES layers(id) ON DELETE CASCADE, place INTEGER NOT NULL, lower TEXT NOT NULL,
+  PRIMARY KEY(layer, place)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS lowers_by_lower ON lowers(lower);
 )sql";
 
 // A filter that fits at most so many layers is the one that a listing starts from. One that fits
@@ -105,6 +109,10 @@ class Catalog::Impl {
     Statement built(db_, "INSERT OR REPLACE INTO unnamed VALUES(?,?)");
     built.Text(layer.id.str()).Number(static_cast<uint64_t>(layer.created_unix_ms));
     DSEC_TRY_VOID(built.Run());
+    for (size_t i = 0; i < layer.lower.size(); ++i) {
+      Statement lower(db_, "INSERT OR REPLACE INTO lowers VALUES(?,?,?)");
+      DSEC_TRY_VOID(lower.Text(layer.id.str()).Number(i).Text(layer.lower[i].str()).Run());
+    }
     for (const auto& [key, value] : layer.labels) {
       Statement label(db_, "INSERT OR REPLACE INTO labels VALUES(?,?,?)");
       DSEC_TRY_VOID(label.Text(layer.id.str()).Text(key).Text(value).Run());
@@ -191,7 +199,8 @@ class Catalog::Impl {
                      "SELECT id, meta_bytes + blob_bytes, "
                      "max(created_unix_ms, coalesce(since_unix_ms, 0)) "
                      "FROM layers LEFT JOIN unnamed ON unnamed.layer = id "
-                     "WHERE NOT EXISTS(SELECT 1 FROM names WHERE names.layer = id) ORDER BY id");
+                     "WHERE NOT EXISTS(SELECT 1 FROM names WHERE names.layer = id) "
+                     "AND NOT EXISTS(SELECT 1 FROM lowers WHERE lowers.lower = id) ORDER BY id");
     std::vector<Unnamed> list;
     while (true) {
       DSEC_TRY(const bool more, select.Step());
@@ -199,6 +208,13 @@ class Catalog::Impl {
       list.push_back({LayerId(select.TextAt(0)), select.NumberAt(1),
                       static_cast<int64_t>(select.NumberAt(2))});
     }
+  }
+
+  Result<std::optional<LayerId>> UpperOf(const LayerId& id) {
+    const std::lock_guard lock(mutex_);
+    Statement find(db_, "SELECT layer FROM lowers WHERE lower = ? LIMIT 1");
+    DSEC_TRY(const bool found, find.Text(id.str()).Step());
+    return found ? std::optional(LayerId(find.TextAt(0))) : std::nullopt;
   }
 
   Result<void> SeenInUse(const std::vector<LayerId>& ids, int64_t now) {
@@ -327,6 +343,13 @@ class Catalog::Impl {
       if (!more) break;
       layer.labels[labels.TextAt(0)] = labels.TextAt(1);
     }
+    Statement lower(db_, "SELECT lower FROM lowers WHERE layer = ? ORDER BY place");
+    lower.Text(layer.id.str());
+    while (true) {
+      DSEC_TRY(const bool more, lower.Step());
+      if (!more) break;
+      layer.lower.emplace_back(lower.TextAt(0));
+    }
     return layer;
   }
 
@@ -359,6 +382,9 @@ Result<std::vector<LayerInfo>> Catalog::List(const ListFilter& filter) const {
 }
 Result<void> Catalog::RemoveName(const LayerName& name) { return impl_->RemoveName(name); }
 Result<std::vector<Catalog::Unnamed>> Catalog::ListUnnamed() const { return impl_->ListUnnamed(); }
+Result<std::optional<LayerId>> Catalog::UpperOf(const LayerId& id) const {
+  return impl_->UpperOf(id);
+}
 Result<void> Catalog::SeenInUse(const std::vector<LayerId>& ids, int64_t now_unix_ms) {
   return impl_->SeenInUse(ids, now_unix_ms);
 }

@@ -47,13 +47,15 @@ class Catalog {
   // is from its begin, unless several filters each fit thousands of layers and hardly any fits all.
   Result<std::vector<LayerInfo>> List(const ListFilter& filter) const;
   Result<void> RemoveName(const LayerName& name);
-  // A layer that no name leads to.
+  // A layer that no name leads to, and that lies below no other one.
   struct Unnamed {
     LayerId id;
     uint64_t bytes = 0;
     int64_t since_unix_ms = 0;  // built, lost its last name or was seen in use
   };
   Result<std::vector<Unnamed>> ListUnnamed() const;
+  // One that has this layer below it; nullopt: none.
+  Result<std::optional<LayerId>> UpperOf(const LayerId& id) const;
   Result<void> SeenInUse(const std::vector<LayerId>& ids, int64_t now_unix_ms);
   // The layer with all its names and labels.
   Result<void> RemoveLayer(const LayerId& id);

@@ -279,20 +279,49 @@ std::vector<ChunkStore::Placed> ChunkStore::placed() const {
 }
 
 Result<ChunkStore::Blob> ChunkStore::Finish(const std::function<bool(uint64_t)>& proceed) {
+  const bool copied = !in_order_ || placed_blocks_ != stored_blocks_;
+  if (copied) {
+    const std::string name = name_ + ".ordered";
+    DSEC_TRY(auto blob, FinishInto(dir_, name, proceed));
+    if (::renameat(dir_, name.c_str(), dir_, name_.c_str()) != 0)
+      return StoreError("name the blob");
+    return blob;
+  }
   DSEC_TRY_VOID(Flush());
   pending_ = {};
   known_ = {};
+  BlobHasher hasher(image::kChunkBytes);
+  DSEC_TRY_VOID(HashInPlace(proceed, hasher));
+  if (::fsync(file_.get()) != 0) return StoreError("fsync the blob");
+  return Describe(hasher, false);
+}
+
+Result<ChunkStore::Blob> ChunkStore::FinishInto(int dir, const std::string& name,
+                                                const std::function<bool(uint64_t)>& proceed) {
+  DSEC_TRY_VOID(Flush());
+  pending_ = {};
+  known_ = {};
+  BlobHasher hasher(image::kChunkBytes);
+  DSEC_TRY(const auto out, CopyOut(dir, name, proceed, hasher));
+  if (::fsync(out.get()) != 0) return StoreError("fsync the blob");
+  return Describe(hasher, true);
+}
+
+ChunkStore::Blob ChunkStore::Describe(BlobHasher& hasher, bool copied) const {
   Blob blob;
   blob.digest.size = placed_blocks_ * kBlock;
-  blob.copied = !in_order_ || placed_blocks_ != stored_blocks_;
-  BlobHasher hasher(image::kChunkBytes);
-  DSEC_TRY_VOID(blob.copied ? CopyOut(proceed, hasher) : HashInPlace(proceed, hasher));
+  blob.copied = copied;
   auto sums = hasher.Finish();
   blob.digest.sha256 = std::move(sums.sha256);
   blob.chunks = {image::kChunkBytes, Sha256Hex(sums.table)};
   blob.table = std::move(sums.table);
-  if (::fsync(file_.get()) != 0) return StoreError("fsync the blob");
   return blob;
+}
+
+void ChunkStore::BeginPlacement() {
+  for (Chunk& chunk : chunks_) chunk.placed = kUnplaced;
+  placed_blocks_ = 0;
+  in_order_ = true;
 }
 
 Result<void> ChunkStore::HashInPlace(const std::function<bool(uint64_t)>& proceed,
@@ -311,10 +340,11 @@ Result<void> ChunkStore::HashInPlace(const std::function<bool(uint64_t)>& procee
   return Ok();
 }
 
-Result<void> ChunkStore::CopyOut(const std::function<bool(uint64_t)>& proceed, BlobHasher& hasher) {
+Result<os::UniqueFd> ChunkStore::CopyOut(int dir, const std::string& name,
+                                         const std::function<bool(uint64_t)>& proceed,
+                                         BlobHasher& hasher) {
   DSEC_TRY_VOID(RequireSpace(file_.get(), placed_bytes(), "the blob in its order"));
-  const std::string name = name_ + ".ordered";
-  os::UniqueFd out(::openat(dir_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  os::UniqueFd out(::openat(dir, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!out.valid()) return StoreError("make the blob");
   std::vector<const Chunk*> order;
   for (const Chunk& chunk : chunks_) {
@@ -354,9 +384,7 @@ Result<void> ChunkStore::CopyOut(const std::function<bool(uint64_t)>& proceed, B
     }
   }
   DSEC_TRY_VOID(write());
-  if (::renameat(dir_, name.c_str(), dir_, name_.c_str()) != 0) return StoreError("name the blob");
-  file_ = std::move(out);
-  return Ok();
+  return out;
 }
 
 }  // namespace dsec::image

@@ -59,6 +59,8 @@ class ChunkStore {
   bool compressed(uint32_t chunk) const { return chunks_[chunk].compressed != 0; }
   uint32_t blocks(uint32_t chunk) const { return chunks_[chunk].blocks; }  // that it takes
 
+  // Begins the order of another blob of the same chunks; what FinishInto has written stays.
+  void BeginPlacement();
   // Gives a chunk the next place in the blob unless it has one.
   void Place(uint32_t chunk);
   uint32_t block(uint32_t chunk) const { return chunks_[chunk].placed; }  // its place
@@ -85,6 +87,9 @@ class ChunkStore {
   // Leaves the blob of all chunks placed under the name, synced. `proceed` (may be empty) is asked
   // with the bytes done; false: kCancelled "layer.cancelled".
   Result<Blob> Finish(const std::function<bool(uint64_t)>& proceed);
+  // The same into a new file, for one of several blobs; between two of them BeginPlacement.
+  Result<Blob> FinishInto(int dir, const std::string& name,
+                          const std::function<bool(uint64_t)>& proceed);
 
  private:
   static constexpr uint64_t kBlock = 4096;
@@ -114,7 +119,9 @@ class ChunkStore {
   Result<uint32_t> PlainOf(uint32_t chunk);
   Result<uint32_t> ZerosOf(uint64_t bytes);
   Result<void> Flush();
-  Result<void> CopyOut(const std::function<bool(uint64_t)>& proceed, BlobHasher& hasher);
+  Result<os::UniqueFd> CopyOut(int dir, const std::string& name,
+                               const std::function<bool(uint64_t)>& proceed, BlobHasher& hasher);
+  Blob Describe(BlobHasher& hasher, bool copied) const;
   Result<void> HashInPlace(const std::function<bool(uint64_t)>& proceed, BlobHasher& hasher);
 
   int dir_;

@@ -113,6 +113,10 @@ Result<void> LayerStore::RemoveLocked(const LayerId& id, const WorkDir& work, bo
   if (!alone) return LayerInUse(id, "a mount of this node");
   ::unlinkat(work.fd.get(), kMovingName, 0);
   DSEC_TRY_VOID(os::CreateFile(work.fd.get(), kMovingName, hex, 0600));
+  // What lies below it alone is nobody's from now on, not from when it was built.
+  const auto known = catalog_->Find(id.str());
+  if (known.ok() && !known->lower.empty())
+    DSEC_TRY_VOID(catalog_->SeenInUse(known->lower, UnixMillis(clock_.Wall())));
   DSEC_TRY_VOID(catalog_->RemoveLayer(id));
   DSEC_FAULT_POINT("layer.remove.after_catalog");
   if (condemn) {
@@ -162,6 +166,8 @@ Result<void> LayerStore::CollectUnnamed(const CollectOptions& options, CollectRe
       DSEC_TRY(const auto lock, Lock());  // for each: builds and removals go on in between
       auto still = catalog_->Find(layer.id.str());
       if (!still.ok() || !still->names.empty()) continue;
+      DSEC_TRY(const auto upper, catalog_->UpperOf(layer.id));
+      if (upper) continue;
       // Files wait for the next run in any case: a node that has just asked for this layer by its
       // id is then in its lease.
       auto removed = RemoveLocked(layer.id, work, true);

@@ -19,15 +19,15 @@ Error BadStack(std::string field, std::string message) {
 using HeldLayers = std::vector<std::shared_ptr<const MountedLayer>>;
 
 // Reads the layers, lowest first, as the kernel shows them; `held` outlives the build.
-void ReadFrom(const HeldLayers& held, BuildRequest& build) {
+void ReadFrom(const HeldLayers& held, const ImageConfig& config, BuildRequest& build) {
   const ImportLimits limits = build.limits;
-  build.open = [&held, limits](Warnings& warnings) -> Result<std::unique_ptr<ImageReader>> {
+  build.open = [&held, config, limits](Warnings& warnings) -> Result<std::unique_ptr<ImageReader>> {
     OverlayFolders stack;
     for (const auto& layer : held) {
       DSEC_TRY(auto root, os::OpenAt(layer->fd(), ".", O_RDONLY | O_DIRECTORY));
       stack.folders.push_back(std::move(root));
     }
-    stack.config = held.front()->info().config;
+    stack.config = config;
     return OpenOverlayFolders(std::move(stack), limits, warnings);
   };
 }
@@ -38,6 +38,7 @@ Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const Flatte
                             const ProgressFn& progress) {
   if (request.refs.empty()) return BadStack("refs", "give at least one layer");
   HeldLayers held;
+  ImageConfig config;  // of the base
   std::string ids;
   for (size_t i = 0; i < request.refs.size(); ++i) {
     DSEC_TRY(const LayerInfo info, store.Find(request.refs[i]));
@@ -45,9 +46,14 @@ Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const Flatte
       return BadStack(fmt::format("refs[{}]", i),
                       fmt::format("{} is a base, which can only be the lowest", request.refs[i]));
     }
-    DSEC_TRY(auto mounted, mounts.Acquire(info.id));
-    held.push_back(std::move(mounted));
-    ids += (i == 0 ? "" : ",") + info.id.str();
+    std::vector<LayerId> all = info.lower;
+    all.push_back(info.id);
+    for (const LayerId& id : all) {
+      DSEC_TRY(auto mounted, mounts.Acquire(id));
+      held.push_back(std::move(mounted));
+      ids += (ids.empty() ? "" : ",") + id.str();
+    }
+    config = i == 0 ? info.config : config;
   }
   const LayerInfo& lowest = held.front()->info();
   if ((lowest.kind == LayerKind::kBase) != (request.kind == LayerKind::kBase)) {
@@ -62,7 +68,7 @@ Result<BuildReport> Flatten(LayerStore& store, LayerMounts& mounts, const Flatte
   build.labels = request.labels;
   build.labels["dsec.flatten.layers"] = ids;
   build.compression = request.compression;
-  ReadFrom(held, build);
+  ReadFrom(held, config, build);
   return store.Build(build, progress);
 }
 
@@ -80,8 +86,9 @@ Result<BuildReport> CompressLayer(LayerStore& store, LayerMounts& mounts,
   for (const auto& [key, value] : request.labels) build.labels[key] = value;
   build.labels["dsec.compress.layer"] = info.id.str();
   build.first_touch = request.first_touch;
+  build.lower = info.lower;
   build.compression = request.compression;
-  ReadFrom(held, build);
+  ReadFrom(held, info.config, build);
   if (!progress) return store.Build(build, nullptr);
   return store.Build(build, [&](Progress state) {
     if (state.phase == Progress::Phase::kRead) state.total_bytes = info.content_bytes;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,8 @@
 #include "image/node_lease.h"
 #include "image/oci_json.h"
 #include "image/path.h"
+#include "image/share_meta.h"
+#include "image/stored_form.h"
 #include "image/tar_source.h"
 #include "image/tree_builder.h"
 #include "os/file.h"
@@ -122,6 +125,38 @@ void BuildTar(std::span<const uint8_t> data, bool keep_whiteouts, const Compress
   DSEC_CHECK(blob.ok() && blob->digest.size <= limits.max_bytes + 1000 * erofs::kBlockBytes);
 }
 
+// A size that the runs of a form may fit: of what is no form, any.
+uint64_t FormBytes(std::string_view text) {
+  const auto form = nlohmann::json::parse(text, nullptr, false);
+  uint64_t blocks = 0;
+  if (!form.is_object() || !form.value("runs", nlohmann::json()).is_array()) return 4096;
+  for (const auto& run : form["runs"]) {
+    if (run.is_array() && run.size() == 3 && run[2].is_number_unsigned())
+      blocks += run[2].get<uint64_t>();
+  }
+  return blocks * StoredForm::kBlock;
+}
+
+// Metadata that nothing has proved, for a form of one other file; one byte says how many blocks the
+// runs have.
+void RewriteMeta(std::string_view text) {
+  if (text.empty()) return;
+  const auto blocks = static_cast<uint32_t>(static_cast<unsigned char>(text[0]) + 1);
+  std::vector<uint8_t> meta(text.begin() + 1, text.end());
+  meta.resize((meta.size() + erofs::kBlockBytes - 1) / erofs::kBlockBytes * erofs::kBlockBytes);
+  const StoredForm form{{{kOwnName, 1 << 20}, {StoredForm::SharedName(1), 2 << 20}},
+                        {{0, 0, blocks}, {1, 7, blocks}, {0, blocks, 0x80000}}};
+  std::vector<uint8_t> copy = meta;
+  const auto chunks = ChunksOf(copy);
+  DSEC_CHECK(copy == meta);
+  const auto shared = ShareMeta(copy, form);
+  if (!shared.ok()) return;
+  DSEC_CHECK(copy.size() == meta.size());
+  // Two calls give the same.
+  std::vector<uint8_t> again = meta;
+  DSEC_CHECK(ShareMeta(again, form).ok() && again == copy);
+}
+
 }  // namespace
 }  // namespace dsec::image
 
@@ -129,7 +164,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsec::image;
   if (size == 0) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  switch (data[0] % 13) {
+  switch (data[0] % 15) {
     case 0: {
       const auto index = ParseIndex(text);
       if (index.ok()) static_cast<void>(Choose(*index, "ref"));
@@ -194,6 +229,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!table.ok()) break;
       for (uint64_t chunk = 0; chunk < table->count(); ++chunk)
         DSEC_CHECK(table->OffsetOf(chunk) + table->SizeOf(chunk) <= manifest->blob.size);
+      break;
+    }
+    case 13:
+      RewriteMeta(text);
+      break;
+    case 14: {
+      const auto form = StoredForm::Parse(text, FormBytes(text));
+      if (!form.ok()) break;
+      DSEC_CHECK(form->Encode() == text);
+      const FormMap map(*form);
+      uint64_t block = 0;
+      for (const StoredForm::Run& run : form->runs) {
+        const FormMap::Place place = map.Find(block + run.blocks - 1);
+        DSEC_CHECK(place.file == run.file && place.block == run.block + run.blocks - 1);
+        DSEC_CHECK((uint64_t{place.block} + place.blocks) * StoredForm::kBlock <=
+                   form->files[place.file].size);
+        block += run.blocks;
+      }
+      DSEC_CHECK(map.Find(block).blocks == 0);
       break;
     }
     default: {

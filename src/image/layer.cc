@@ -144,6 +144,7 @@ std::string Manifest::Encode() const {
                  {"kind", KindName(kind)},
                  {"meta", FileToJson(meta)}};
   if (!config.empty()) object["config"] = ConfigToJson(config);
+  for (const LayerId& id : lower) object["lower"].push_back(id.str());
   return Dump(object);
 }
 
@@ -153,7 +154,7 @@ Result<Manifest> Manifest::Parse(std::string_view text) {
   const json object = json::parse(text, nullptr, false);
   if (!object.is_object()) return corrupt;
   const json format = object.value("format", json());
-  if (!format.is_number_integer() || format < kOldestFormat || format > kFormat) return corrupt;
+  if (!format.is_number_integer() || format < kOldestFormat || format > kWithLower) return corrupt;
   Manifest manifest;
   manifest.format = format.get<int>();
   std::string kind;
@@ -169,6 +170,15 @@ Result<Manifest> Manifest::Parse(std::string_view text) {
     auto config = ConfigFromJson(*found);
     if (!config) return corrupt;
     manifest.config = *std::move(config);
+  }
+  std::vector<std::string> lower;
+  if (object.contains("lower") && !ReadStrings(object, "lower", lower)) return corrupt;
+  if (lower.empty() != (manifest.format < kWithLower) || lower.size() > kMaxLower) return corrupt;
+  if (!lower.empty() && manifest.kind != LayerKind::kBase) return corrupt;
+  for (const std::string& one : lower) {
+    auto id = ParseLayerId(one);
+    if (!id.ok() || std::ranges::find(manifest.lower, *id) != manifest.lower.end()) return corrupt;
+    manifest.lower.push_back(*std::move(id));
   }
   if (manifest.Encode() != text) return corrupt;
   return manifest;

@@ -56,8 +56,11 @@ struct ChunkDigests {
 // of it.
 struct Manifest {
   // 1: written by mkfs.erofs, whose version the bytes depend on. 2: by WriteErofs; a function of
-  // the tree (format_spec.md). 3: with digests of the blob's chunks. All are read alike.
+  // the tree (format_spec.md). 3: with digests of the blob's chunks. 4: with `lower`. All are read
+  // alike.
   static constexpr int kFormat = 3;
+  static constexpr int kWithLower = 4;
+  static constexpr size_t kMaxLower = 15;
   static constexpr int kFirstWithChunks = 3;
   static constexpr uint32_t kLeastChunk = 64 << 10;
   static constexpr uint32_t kMostChunk = 4 << 20;
@@ -67,6 +70,9 @@ struct Manifest {
   FileDigest blob;
   ChunkDigests chunks;  // of the blob; from format 3 on
   ImageConfig config;   // of a base only
+  // Layers that go below this one, lowest first: the rest of an image that is too large for one
+  // pair. Of a base only; with it the format is kWithLower.
+  std::vector<LayerId> lower;
 
   // Canonical JSON: sorted keys, no white space, config left out when empty.
   std::string Encode() const;
@@ -89,6 +95,7 @@ struct LayerInfo {
   std::string source;  // what it was built from, for people
   ImageConfig config;
   std::map<std::string, std::string> labels;
+  std::vector<LayerId> lower;  // go below it wherever it is used, lowest first
 };
 
 // Where a layer comes from: source, labels, entries, content and time of an info, as JSON. Lies

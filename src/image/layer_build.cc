@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <memory>
 #include <utility>
+#include <vector>
 
+#include "base/fault.h"
 #include "image/chunk_table.h"
 #include "image/digest.h"
 #include "image/dir_source.h"
@@ -18,6 +21,7 @@
 #include "image/share_content.h"
 #include "image/store_work.h"
 #include "image/tree_builder.h"
+#include "image/tree_diff.h"
 #include "os/file.h"
 
 namespace dsec::image {
@@ -136,96 +140,182 @@ Result<BuildReport> LayerStore::Build(const BuildRequest& request, const Progres
   return built;
 }
 
+// What the steps of one build share.
+struct LayerStore::Building {
+  const BuildRequest& request;
+  const WorkDir& work;
+  Throttle throttle;
+  Warnings warnings;
+  BuildReport report;
+  StopWatch watch;
+  std::unique_ptr<ChunkStore> chunks;
+  uint64_t entries = 0;  // of the source
+
+  // The folder with the files of the next layer, empty.
+  Result<os::UniqueFd> MakeOut() const {
+    DSEC_TRY_VOID(os::MakeDir(work.fd.get(), "out", 0700));
+    return os::OpenAt(work.fd.get(), "out", O_RDONLY | O_DIRECTORY);
+  }
+};
+
+// One layer of a build.
+struct LayerStore::Part {
+  const Tree& tree;
+  std::vector<LayerId> lower;
+  ImageConfig config;
+  std::optional<LayerName> name;
+  bool only = true;  // nothing else is made of the content
+  bool last = true;
+};
+
 Result<BuildReport> LayerStore::BuildOnce(const BuildRequest& request,
                                           const std::optional<LayerName>& name,
                                           const ProgressFn& progress) {
-  BuildReport report;
-  StopWatch watch;
-  Warnings warnings;
-  Throttle throttle(progress);
   DSEC_TRY(const WorkDir work, MakeWorkDir());
   const int dir = work.fd.get();
-  DSEC_TRY(const auto image, OpenImage(request, work, warnings, [&](uint64_t bytes) {
-             return throttle({Progress::Phase::kFetch, 0, bytes, 0});
+  Building build{request, work, Throttle(progress), {}, {}, {}, nullptr};
+  BuildReport& report = build.report;
+  DSEC_TRY(const auto image, OpenImage(request, work, build.warnings, [&](uint64_t bytes) {
+             return build.throttle({Progress::Phase::kFetch, 0, bytes, 0});
            }));
-  report.fetch_ms = watch.Lap();
+  report.fetch_ms = build.watch.Lap();
   DSEC_TRY_VOID(RequireSpace(dir, image->least_bytes(), "the import"));
-  DSEC_TRY_VOID(os::MakeDir(dir, "out", 0700));
-  DSEC_TRY(const auto out, os::OpenAt(dir, "out", O_RDONLY | O_DIRECTORY));
-  DSEC_TRY(const auto chunks,
+  DSEC_TRY(const auto out, build.MakeOut());
+  DSEC_TRY(build.chunks,
            ChunkStore::Create(out.get(), kBlobName, request.compression, IndexSeed()));
   Tree tree;
-  TreeBuilder builder(tree, *chunks, {request.limits, request.kind != LayerKind::kBase}, warnings);
+  DSEC_TRY(const auto cuts, ReadImage(build, *image, tree));
+  report.read_ms = build.watch.Lap();
+
+  if (request.kind != LayerKind::kBase) WarnOfHiddenLinks(tree, build.warnings);
+  DSEC_TRY_VOID(SettleContent(tree, *build.chunks));
+  const ImageConfig config = request.kind == LayerKind::kBase ? image->config() : ImageConfig();
+  if (cuts.empty()) {
+    DSEC_TRY_VOID(WriteLayer(
+        build, out.get(), {.tree = tree, .lower = request.lower, .config = config, .name = name}));
+  } else {
+    for (const auto& cut : cuts) DSEC_TRY_VOID(SettleContent(*cut, *build.chunks));
+    // The content of all is taken from there.
+    if (::renameat(dir, "out", dir, "content") != 0) return StoreError("name the content");
+    std::vector<LayerId> lower;
+    for (size_t i = 0; i <= cuts.size(); ++i) {
+      const Tree& view = i < cuts.size() ? *cuts[i] : tree;
+      Tree changes;
+      if (i > 0) DiffTrees(*cuts[i - 1], view, changes);
+      Part part{.tree = i > 0 ? changes : view, .lower = lower, .config = {}, .name = {}};
+      part.only = false;
+      part.last = i == cuts.size();
+      if (part.last) {
+        part.config = config;
+        part.name = name;
+      }
+      DSEC_TRY_VOID(os::RemoveTree(dir, "out"));
+      ::unlinkat(dir, kMovingName, 0);
+      DSEC_TRY(const auto next, build.MakeOut());
+      DSEC_TRY_VOID(WriteLayer(build, next.get(), std::move(part)));
+      lower.push_back(report.layer.id);
+      DSEC_FAULT_POINT("layer.pairs.between");
+    }
+  }
+  report.warnings = build.warnings.list();
+  report.warning_count = build.warnings.count();
+  return std::move(report);
+}
+
+// The tree of the image. Where it is so large that it becomes several layers, also what it shows
+// below each further one: a layer of the image goes to those before it as long as the content that
+// they brought stays within the bound.
+Result<std::vector<std::unique_ptr<Tree>>> LayerStore::ReadImage(Building& build,
+                                                                 ImageReader& image,
+                                                                 Tree& tree) const {
+  const BuildRequest& request = build.request;
+  const bool above = request.kind != LayerKind::kBase || !request.lower.empty();
+  TreeBuilder builder(tree, *build.chunks, {request.limits, above}, build.warnings);
   builder.set_proceed([&] {
     const TreeStats& stats = builder.stats();
-    return throttle(
-        {Progress::Phase::kRead, stats.entries, stats.content_bytes, image->least_bytes()});
+    return build.throttle(
+        {Progress::Phase::kRead, stats.entries, stats.content_bytes, image.least_bytes()});
   });
-  for (size_t i = 0; i < image->layer_count(); ++i) {
-    DSEC_TRY(const auto source, image->OpenLayer(i));
-    builder.BeginLayer(image->has_whiteouts());
+  const size_t count = image.layer_count();
+  const bool may_cut = !above && image.has_whiteouts() && request.collapse_bytes > 0;
+  std::vector<std::unique_ptr<Tree>> cuts;
+  std::unique_ptr<Tree> before;  // the layer that is read
+  uint64_t begun = 0;            // content when the present pair began
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t read = builder.stats().content_bytes;
+    DSEC_TRY(const auto source, image.OpenLayer(i));
+    builder.BeginLayer(image.has_whiteouts());
     Entry entry;
     while (true) {
       DSEC_TRY(const bool more, source->Next(entry));
       if (!more) break;
       DSEC_TRY_VOID(builder.Add(entry, *source));
     }
+    if (before != nullptr && read > begun && cuts.size() < Manifest::kMaxLower &&
+        builder.stats().content_bytes - begun > request.collapse_bytes) {
+      cuts.push_back(std::move(before));
+      begun = read;
+    }
+    if (may_cut && i + 1 < count) before = tree.Clone();
   }
-  report.read_ms = watch.Lap();
+  build.entries = builder.stats().entries;
+  return cuts;
+}
 
-  if (request.kind != LayerKind::kBase) WarnOfHiddenLinks(tree, warnings);
-  DSEC_TRY_VOID(SettleContent(tree, *chunks));
-  PlaceContent(tree, request.first_touch, *chunks, warnings);
+// Makes and publishes one layer; `report` tells of it.
+Result<void> LayerStore::WriteLayer(Building& build, int out, Part part) {
+  const BuildRequest& request = build.request;
+  BuildReport& report = build.report;
+  ChunkStore& chunks = *build.chunks;
+  Warnings unheard;  // a name of the list is in one of the layers
+  if (!part.only) chunks.BeginPlacement();
+  PlaceContent(part.tree, request.first_touch, chunks, part.only ? build.warnings : unheard);
   Manifest manifest;
   manifest.kind = request.kind;
-  if (request.kind == LayerKind::kBase) manifest.config = image->config();
-  const uint64_t blob_bytes = chunks->placed_bytes();
+  manifest.config = std::move(part.config);
+  manifest.lower = std::move(part.lower);
+  if (!manifest.lower.empty()) manifest.format = Manifest::kWithLower;
+  const uint64_t blob_bytes = chunks.placed_bytes();
   const auto proceed = [&](uint64_t bytes) {
-    return throttle({Progress::Phase::kWrite, builder.stats().entries, bytes, blob_bytes});
+    return build.throttle({Progress::Phase::kWrite, build.entries, bytes, blob_bytes});
   };
-  DSEC_TRY(const MetaImage meta, WriteMeta(out.get(), tree, *chunks, proceed));
+  DSEC_TRY(const MetaImage meta, WriteMeta(out, part.tree, chunks, proceed));
   manifest.meta = meta.digest;
-  DSEC_TRY(const ChunkStore::Blob blob, chunks->Finish(proceed));
+  auto finished = part.only ? chunks.Finish(proceed) : chunks.FinishInto(out, kBlobName, proceed);
+  DSEC_TRY(const ChunkStore::Blob blob, std::move(finished));
   manifest.blob = blob.digest;
   manifest.chunks = blob.chunks;
   report.content_copied = blob.copied;
-  report.write_ms = watch.Lap();
+  report.write_ms += build.watch.Lap();
   std::optional<SharedContent> shared;
   if (request.share && !request.compression.on()) {
-    DSEC_TRY(shared, Share(out.get(), *chunks, proceed, warnings));
+    DSEC_TRY(shared, Share(out, chunks, proceed, build.warnings));
   }
-  if (shared) report.shared_bytes = shared->form.shared_blocks() * StoredForm::kBlock;
-  report.share_ms = watch.Lap();
+  if (shared) report.shared_bytes += shared->form.shared_blocks() * StoredForm::kBlock;
+  report.share_ms += build.watch.Lap();
 
-  if (!throttle({Progress::Phase::kPublish, meta.entries, blob_bytes, blob_bytes})) {
+  if (!build.throttle({Progress::Phase::kPublish, meta.entries, blob_bytes, blob_bytes})) {
     return Error(Code::kCancelled, "layer.cancelled", "cancelled before it was published");
   }
-  LayerInfo& layer = report.layer;
-  layer.id = manifest.Id();
-  layer.kind = manifest.kind;
-  layer.meta_bytes = manifest.meta.size;
-  layer.blob_bytes = manifest.blob.size;
+  LayerInfo layer = InfoOf(manifest.Id(), manifest);
   layer.entries = meta.entries;
   layer.content_bytes = meta.content_bytes;
   layer.created_unix_ms = UnixMillis(clock_.Wall());
   layer.source = request.path;
-  layer.config = manifest.config;
-  layer.labels = request.labels;
+  if (part.last) layer.labels = request.labels;
   if (meta.compressed) layer.labels[kCompressedLabel] = DescribeCompression(request.compression);
   for (const auto& [file, text] :
        {std::pair(kTableName, blob.table), std::pair(kManifestName, manifest.Encode()),
         std::pair(kOriginName, EncodeOrigin(layer))}) {
-    DSEC_TRY_VOID(os::CreateFile(out.get(), file, text, 0600));
-    DSEC_TRY_VOID(SyncAt(out.get(), file));
+    DSEC_TRY_VOID(os::CreateFile(out, file, text, 0600));
+    DSEC_TRY_VOID(SyncAt(out, file));
   }
-  if (::fsync(out.get()) != 0) return StoreError("fsync the image folder");
-  DSEC_TRY_VOID(Publish(work, manifest, layer, name, report.existed));
-  if (!report.existed && !request.compression.on()) AddToIndex(HexOf(layer.id), *chunks, shared);
+  if (::fsync(out) != 0) return StoreError("fsync the image folder");
+  DSEC_TRY_VOID(Publish(build.work, manifest, layer, part.name, report.existed));
+  if (!report.existed && !request.compression.on()) AddToIndex(HexOf(layer.id), chunks, shared);
   DSEC_TRY(report.layer, catalog_->Find(layer.id.str()));
-  report.publish_ms = watch.Lap();
-  report.warnings = warnings.list();
-  report.warning_count = warnings.count();
-  return report;
+  report.publish_ms += build.watch.Lap();
+  return Ok();
 }
 
 }  // namespace dsec::image

@@ -42,6 +42,7 @@ LayerInfo InfoOf(const LayerId& id, const Manifest& manifest) {
   info.meta_bytes = manifest.meta.size;
   info.blob_bytes = manifest.blob.size;
   info.config = manifest.config;
+  info.lower = manifest.lower;
   return info;
 }
 

@@ -124,6 +124,7 @@ Result<void> LayerStore::Reindex() {
     layer.created_unix_ms = UnixMillis(clock_.Wall());
     layer.source = "found without catalogue";
     layer.config = manifest->config;
+    layer.lower = manifest->lower;
     const std::string origin_path = hex + "/" + kOriginName;
     auto origin = os::ReadFile(blobs_fd_.get(), origin_path.c_str(), kMaxOrigin);
     if (origin.ok()) {
@@ -184,6 +185,10 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
                                  const LayerInfo& layer, const std::optional<LayerName>& name,
                                  bool& existed) {
   DSEC_TRY(const auto lock, Lock());
+  for (const LayerId& lower : layer.lower) {
+    auto there = catalog_->Find(lower.str());
+    if (!there.ok()) return std::move(there).error().Context("a layer that goes below");
+  }
   const std::string hex = HexOf(layer.id);
   const int dir = work.fd.get();
   DSEC_TRY_VOID(os::CreateFile(dir, kMovingName, hex, 0600));
@@ -235,6 +240,9 @@ Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
     DSEC_TRY(const LayerName name, ParseLayerName(ref));
     if (layer.names.size() > 1) return catalog_->RemoveName(name);
   }
+  DSEC_TRY(const auto upper, catalog_->UpperOf(layer.id));
+  if (upper)
+    return LayerInUse(layer.id, fmt::format("layer {}, which lies above it", upper->str()));
   if (in_use) {
     DSEC_TRY(const bool used, in_use(layer.id));
     if (used) return LayerInUse(layer.id, "a sandbox");

@@ -29,6 +29,7 @@ namespace dsec::image {
 
 class ChunkIndex;
 class ChunkStore;
+class Tree;
 struct SharedContent;
 
 enum class SourceKind { kDirectory, kTar, kOciLayout, kDockerArchive, kRegistry };
@@ -48,6 +49,13 @@ struct BuildRequest {
   // What runs read first lies together at the front of the blob; part of the content and so of the
   // id. Empty: the order of a walk through the tree.
   std::vector<FirstTouch> first_touch;
+  // An image of which the layers bring more content than this becomes several layers, of its layers
+  // in a row each, as far as one of them alone is not larger; the upper ones are bases that have
+  // the others below them (Manifest::lower). Of a base from an OCI layout, docker archive or
+  // registry; 0: never.
+  uint64_t collapse_bytes = 3ull << 30;
+  // The layer, a base, goes above these, lowest first; its whiteouts are kept.
+  std::vector<LayerId> lower;
   // Content that other layers of the store have is kept once (format_spec.md, "Shared content").
   // The id does not depend on it. Never with compression.
   bool share = true;
@@ -165,6 +173,11 @@ class LayerStore {
   Result<void> FinishInterrupted(int work) const;
   Result<BuildReport> BuildOnce(const BuildRequest& request, const std::optional<LayerName>& name,
                                 const ProgressFn& progress);
+  struct Building;
+  struct Part;
+  Result<std::vector<std::unique_ptr<Tree>>> ReadImage(Building& build, ImageReader& image,
+                                                       Tree& tree) const;
+  Result<void> WriteLayer(Building& build, int out, Part part);
   Result<std::unique_ptr<ImageReader>> OpenImage(
       const BuildRequest& request, const WorkDir& work, Warnings& warnings,
       const std::function<bool(uint64_t)>& proceed) const;

@@ -30,6 +30,29 @@ Name* Tree::Find(uint32_t folder, std::string_view name) {
   return const_cast<Name*>(std::as_const(*this).Find(folder, name));
 }
 
+std::unique_ptr<Tree> Tree::Clone() const {
+  auto copy = std::make_unique<Tree>();
+  copy->inodes_ = inodes_;
+  copy->folders_.clear();
+  for (const Folder& folder : folders_) {
+    Folder& made = copy->folders_.emplace_back();
+    made.inode = folder.inode;
+    made.parent = folder.parent;
+    made.depth = folder.depth;
+    made.opaque = folder.opaque;
+    for (const auto& [text, name] : folder.names)
+      made.names.emplace_hint(made.names.end(), copy->Keep(text), name);
+  }
+  copy->targets_.reserve(targets_.size());
+  for (const std::string_view target : targets_) copy->targets_.push_back(copy->Keep(target));
+  for (uint32_t i = 0; i < xattrs_.count(); ++i) {
+    std::vector<Xattr> set;
+    for (const Xattr* xattr : xattrs_.set(i)) set.push_back(*xattr);
+    DSEC_CHECK(copy->xattrs_.Intern(set) == i);
+  }
+  return copy;
+}
+
 std::string_view Tree::Keep(std::string_view text) {
   if (text.size() > text_left_) {
     text_left_ = std::max(kTextBlock, text.size());

@@ -63,6 +63,8 @@ class Tree {
   Tree();
   Tree(const Tree&) = delete;
   Tree& operator=(const Tree&) = delete;
+  // The same tree, with the same indices. Later changes of one do not show in the other.
+  std::unique_ptr<Tree> Clone() const;
 
   Folder& folder(uint32_t index) { return folders_[index]; }
   const Folder& folder(uint32_t index) const { return folders_[index]; }

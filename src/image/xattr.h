@@ -38,6 +38,7 @@ class XattrTable {
   // kNone for an empty list. The last of several attributes of one name counts.
   uint32_t Intern(const std::vector<Xattr>& list);
   const Set& set(uint32_t index) const { return sets_[index]; }
+  size_t count() const { return sets_.size(); }
 
  private:
   std::set<Xattr> items_;

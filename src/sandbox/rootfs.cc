@@ -9,7 +9,8 @@
 
 namespace dsec::sandbox {
 
-Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const LayerRefs& refs) {
+Result<std::vector<image::LayerInfo>> FindLayers(image::SharedCatalog& catalog,
+                                                 const LayerRefs& refs) {
   struct Reference {
     const std::string& text;
     image::LayerKind kind;
@@ -25,13 +26,23 @@ Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const 
   std::vector<std::string> texts;
   for (const Reference& reference : references) texts.push_back(reference.text);
   auto found = catalog.FindForUse(texts);
-  std::vector<LayerId> ids;
+  std::vector<image::LayerInfo> layers;
   for (size_t i = 0; i < references.size(); ++i) {
     const Reference& reference = references[i];
     if (!found[i].ok()) return std::move(found[i]).error().WithField(reference.field);
     auto right = image::CheckKind(*found[i], reference.text, reference.kind);
     if (!right.ok()) return std::move(right).error().WithField(reference.field);
-    ids.push_back(std::move(found[i]->id));
+    layers.push_back(*std::move(found[i]));
+  }
+  return layers;
+}
+
+Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const LayerRefs& refs) {
+  DSEC_TRY(const auto layers, FindLayers(catalog, refs));
+  std::vector<LayerId> ids;
+  for (const image::LayerInfo& layer : layers) {
+    ids.insert(ids.end(), layer.lower.begin(), layer.lower.end());
+    ids.push_back(layer.id);
   }
   return ids;
 }

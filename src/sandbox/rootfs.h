@@ -24,6 +24,9 @@ struct LayerRefs {
 };
 // kNotFound "layer.not_found", kInvalidArgument "layer.wrong_kind", kUnavailable
 // "layer.unreachable", with the field.
+Result<std::vector<image::LayerInfo>> FindLayers(image::SharedCatalog& catalog,
+                                                 const LayerRefs& refs);
+// The same with those that go below one of them (image::Manifest::lower), as they are mounted.
 Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const LayerRefs& refs);
 Result<HeldLayers> AcquireLayers(image::LayerMounts& mounts, const std::vector<LayerId>& ids);
 

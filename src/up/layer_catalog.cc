@@ -16,6 +16,7 @@ apiserver::LayerView ViewOf(const image::LayerInfo& info) {
   view.created_unix_ms = info.created_unix_ms;
   view.source = info.source;
   view.labels = info.labels;
+  for (const LayerId& id : info.lower) view.lower.push_back(id.str());
   return view;
 }
 

@@ -134,12 +134,12 @@ runtime::Task<v1::FnEnvironment> FnCallBackend::Resolve(v1::FnEnvironment enviro
                                                         runtime::Deadline deadline) {
   auto resolve = [state = state_.get(),
                   asked = std::move(environment)]() -> Result<v1::FnEnvironment> {
-    DSEC_TRY(const auto ids, ResolveLayers(state->layers.catalog(), RefsOf(asked)));
+    DSEC_TRY(const auto layers, FindLayers(state->layers.catalog(), RefsOf(asked)));
     v1::FnEnvironment found;
     size_t next = 0;
-    found.set_base(ids[next++].str());
-    if (!asked.workspace().empty()) found.set_workspace(ids[next++].str());
-    while (next < ids.size()) found.add_toolkits(ids[next++].str());
+    found.set_base(layers[next++].id.str());
+    if (!asked.workspace().empty()) found.set_workspace(layers[next++].id.str());
+    while (next < layers.size()) found.add_toolkits(layers[next++].id.str());
     return found;
   };
   co_return co_await state_->pool->Run(std::move(resolve), deadline);
