@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/id.h"
 #include "base/log.h"
 #include "cluster/call_error.h"
 
@@ -17,6 +18,7 @@ using std::chrono::seconds;
 
 constexpr int kAttempts = 8;  // of a transaction that others get in the way of
 constexpr std::string_view kEdgeRole = "edge";
+constexpr std::string_view kOperatorRole = "operator";
 
 Error Refuse(Code code, std::string_view reason, std::string message, std::string field = {}) {
   return Error(code, reason, std::move(message)).WithField(std::move(field));
@@ -255,6 +257,80 @@ Task<v1::AnnounceReply> Membership::Announce(v1::AnnounceRequest request, rpc::T
 
 namespace {
 
+Result<void> CheckOperator(const rpc::TlsPeer& peer) {
+  if (peer.name.role == kOperatorRole) return Ok();
+  return Refuse(Code::kPermissionDenied, "join.operator",
+                fmt::format("{} is no operator", peer.name.Uri()));
+}
+
+}  // namespace
+
+Task<v1::MakeTokenReply> Membership::MakeToken(v1::MakeTokenRequest request, rpc::TlsPeer peer,
+                                               Deadline given) {
+  DSEC_CO_TRY_VOID(CheckOperator(peer));
+  const Issuer::State issuer = issuer_.Get();
+  const rpc::TlsName name{issuer.authority->cluster(), request.role(),
+                          request.id().empty() ? "any" : request.id()};
+  if ((request.role() != kEdgeRole && request.role() != "watcher") ||
+      !rpc::ParseTlsName(name.Uri()).ok()) {
+    co_return Refuse(Code::kInvalidArgument, "join.name",
+                     "a token is for the role edge or watcher, and an id of [a-z0-9-]", "role");
+  }
+  v1::JoinTokenRecord record;
+  record.set_role(request.role());
+  record.set_id(request.id());
+  record.set_made_by(peer.name.Uri());
+  auto token = co_await ca::MakeJoinToken(store_, issuer.authority->cluster(),
+                                          issuer.authority->fingerprint(), std::move(record),
+                                          clock_, Bounded(given));
+  if (!token.ok()) co_return std::move(token).error();
+  log::Info("cluster.token_made", {{"role", request.role()}, {"by", peer.name.Uri()}});
+  v1::MakeTokenReply reply;
+  reply.set_token(ca::WriteJoinToken(*token));
+  reply.set_ends_unix_ms(UnixMillis(clock_.Wall() + ca::kTokenLife));
+  co_return reply;
+}
+
+Task<v1::NodesReply> Membership::Nodes(v1::Empty, rpc::TlsPeer peer, Deadline given) {
+  DSEC_CO_TRY_VOID(CheckOperator(peer));
+  const Deadline deadline = Bounded(given);
+  v1::NodesReply reply;
+  store::KeyRange range = store::KeyRange::Prefix(std::string(kNodePrefix));
+  for (bool more = true; more;) {
+    auto page = co_await store_.Range(range, 1000, deadline);
+    if (!page.ok()) co_return std::move(page).error();
+    for (const store::Entry& entry : page->entries) {
+      DSEC_CO_TRY(auto record, ParseNodeRecord(entry.value));
+      record.clear_capabilities();  // thousands of nodes fit a frame so
+      *reply.add_nodes() = std::move(record);
+    }
+    more = page->more && !page->entries.empty();
+    if (more) range.begin = page->entries.back().key + '\0';
+  }
+  co_return reply;
+}
+
+Task<v1::Empty> Membership::Forget(v1::ForgetNodeRequest request, rpc::TlsPeer peer,
+                                   Deadline given) {
+  DSEC_CO_TRY_VOID(CheckOperator(peer));
+  DSEC_CO_TRY_VOID(ParseNodeId(request.node_id()));
+  auto found = co_await Find(request.node_id(), Bounded(given));
+  if (!found.ok()) co_return std::move(found).error();
+  if (!found->record) {
+    co_return Refuse(Code::kNotFound, "node.not_found",
+                     fmt::format("there is no node {}", request.node_id()));
+  }
+  const std::string key = NodeKey(request.node_id());
+  std::vector<store::Condition> conditions = {{key, found->version}};
+  std::vector<store::Write> writes = {{key, std::nullopt, 0}};
+  auto done = co_await store_.Commit(std::move(conditions), std::move(writes), Bounded(given));
+  if (!done.ok()) co_return std::move(done).error();
+  log::Warn("cluster.node_forgotten", {{"node", request.node_id()}, {"by", peer.name.Uri()}});
+  co_return v1::Empty();
+}
+
+namespace {
+
 // Errors travel as those of an edge do, so that their reasons arrive.
 template <typename Reply>
 std::string AnswerOf(const Result<Reply>& reply) {
@@ -283,6 +359,23 @@ Error NoCertificate() {
 
 }  // namespace
 
+template <typename Request, typename Reply>
+void Membership::Serve(rpc::Server& server, const char* method,
+                       Task<Reply> (Membership::*call)(Request, rpc::TlsPeer, Deadline)) {
+  server.Register(std::string(kClusterService), method,
+                  [this, call](std::string payload, rpc::CallContext context) -> Task<std::string> {
+                    return [](Membership* self, auto then, std::string bytes,
+                              rpc::CallContext with) -> Task<std::string> {
+                      auto request = Read<Request>(bytes);
+                      if (!request.ok()) co_return AnswerOf(Result<Reply>(request.error()));
+                      if (!with.peer->tls) co_return AnswerOf(Result<Reply>(NoCertificate()));
+                      auto reply = co_await (self->*then)(*std::move(request), *with.peer->tls,
+                                                          with.deadline);
+                      co_return AnswerOf(reply);
+                    }(this, call, std::move(payload), std::move(context));
+                  });
+}
+
 void Membership::Register(rpc::Server& server) {
   const std::string service(kClusterService);
   server.Register(
@@ -300,31 +393,11 @@ void Membership::Register(rpc::Server& server) {
           co_return AnswerOf(reply);
         }(this, std::move(payload), std::move(context));
       });
-  server.Register(
-      service, "Renew", [this](std::string payload, rpc::CallContext context) -> Task<std::string> {
-        return [](Membership* self, std::string bytes, rpc::CallContext with) -> Task<std::string> {
-          auto request = Read<v1::CertifyRequest>(bytes);
-          if (!request.ok() || !with.peer->tls) {
-            co_return AnswerOf(
-                Result<v1::JoinReply>(request.ok() ? NoCertificate() : request.error()));
-          }
-          auto reply = co_await self->Renew(*std::move(request), *with.peer->tls, with.deadline);
-          co_return AnswerOf(reply);
-        }(this, std::move(payload), std::move(context));
-      });
-  server.Register(
-      service, "Announce",
-      [this](std::string payload, rpc::CallContext context) -> Task<std::string> {
-        return [](Membership* self, std::string bytes, rpc::CallContext with) -> Task<std::string> {
-          auto request = Read<v1::AnnounceRequest>(bytes);
-          if (!request.ok() || !with.peer->tls) {
-            co_return AnswerOf(
-                Result<v1::AnnounceReply>(request.ok() ? NoCertificate() : request.error()));
-          }
-          auto reply = co_await self->Announce(*std::move(request), *with.peer->tls, with.deadline);
-          co_return AnswerOf(reply);
-        }(this, std::move(payload), std::move(context));
-      });
+  Serve(server, "Renew", &Membership::Renew);
+  Serve(server, "Announce", &Membership::Announce);
+  Serve(server, "MakeToken", &Membership::MakeToken);
+  Serve(server, "Nodes", &Membership::Nodes);
+  Serve(server, "Forget", &Membership::Forget);
 }
 
 }  // namespace dsec::cluster

@@ -10,6 +10,8 @@
 #include "ca/authority.h"
 #include "ca/join_token.h"
 #include "cluster/node_record.h"
+#include "dsec/v1/aether.pb.h"
+#include "dsec/v1/cluster.pb.h"
 #include "rpc/server.h"
 #include "store/store.h"
 
@@ -66,8 +68,20 @@ class Membership {
                                      runtime::Deadline deadline);
   runtime::Task<v1::AnnounceReply> Announce(v1::AnnounceRequest request, rpc::TlsPeer peer,
                                             runtime::Deadline deadline);
+  // For operators; kPermissionDenied "join.operator" for others.
+  runtime::Task<v1::MakeTokenReply> MakeToken(v1::MakeTokenRequest request, rpc::TlsPeer peer,
+                                              runtime::Deadline deadline);
+  runtime::Task<v1::NodesReply> Nodes(v1::Empty request, rpc::TlsPeer peer,
+                                      runtime::Deadline deadline);
+  // Removes the record, so that the id may join again at once. Its epoch is lost: only for a
+  // machine that does not come back. kNotFound "node.not_found".
+  runtime::Task<v1::Empty> Forget(v1::ForgetNodeRequest request, rpc::TlsPeer peer,
+                                  runtime::Deadline deadline);
 
  private:
+  template <typename Request, typename Reply>
+  void Serve(rpc::Server& server, const char* method,
+             runtime::Task<Reply> (Membership::*call)(Request, rpc::TlsPeer, runtime::Deadline));
   struct Found;  // a node's record and its version
   runtime::Task<Found> Find(std::string node_id, runtime::Deadline deadline);
   int64_t NowMs() const { return UnixMillis(clock_.Wall()); }

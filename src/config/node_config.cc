@@ -194,6 +194,26 @@ const Key kKeys[] = {
      "gpu0/gi1=1g.10gb,gpu0/gi2=3g.40gb. An instance without one has the kind mig."},
     {"fn_gpu_shared_max", &NodeConfig::fn_gpu_shared_max, "calls", 1, 1024,
      "Calls that hold one shared GPU or instance at the same time."},
+    {"cluster_listen", &NodeConfig::cluster_listen, "", 0, 0,
+     "`dsec edge`, `dsec apiserver`: ADDRESS:PORT (no name) where other daemons connect, with TLS. "
+     "Port 0 picks a free one."},
+    {"cluster_address", &NodeConfig::cluster_address, "", 0, 0,
+     "`dsec edge`: HOST:PORT under which apiservers reach cluster_listen. Empty: the same."},
+    {"apiservers", &NodeConfig::apiservers, "", 0, 0,
+     "`dsec edge`: cluster_listen of the apiservers, HOST:PORT, between commas."},
+    {"join_token", &NodeConfig::join_token, "", 0, 0,
+     "`dsec edge`: what `dsec cluster token` has printed; used once, for the first start."},
+    {"node_pool", &NodeConfig::node_pool, "", 0, 0,
+     "`dsec edge`: the pool that the node is of, such as cloud. Empty: the usual one."},
+    {"node_labels", &NodeConfig::node_labels, "", 0, 0,
+     "`dsec edge`: KEY=VALUE, between commas; what placement may ask for."},
+    {"etcd", &NodeConfig::etcd, "", 0, 0,
+     "`dsec apiserver`: members of etcd, http://HOST:PORT between commas; empty: SQLite in "
+     "state_dir, for one apiserver. `dsec edge`: the same etcd, for quotas; empty: this node "
+     "enforces none."},
+    {"etcd_prefix", &NodeConfig::etcd_prefix, "", 0, 0, "Before every key in etcd."},
+    {"ca_dir", &NodeConfig::ca_dir, "", 0, 0,
+     "`dsec apiserver`: ca.key, ca.pem and trusted.pem of `dsec cluster init`. Absolute."},
     {"log_level", &NodeConfig::log_level, "", 0, 0, "debug, info, warn or error."},
     {"log_format", &NodeConfig::log_format, "", 0, 0, "text or json."},
 };
@@ -284,7 +304,7 @@ Result<void> CheckNodeConfig(const NodeConfig& config) {
         std::pair{"layers_data_cache_dir", &config.layers_data_cache_dir},
         std::pair{"layers_url_headers_file", &config.layers_url_headers_file},
         std::pair{"layers_url_ca_file", &config.layers_url_ca_file},
-        std::pair{"fn_types_dir", &config.fn_types_dir}}) {
+        std::pair{"fn_types_dir", &config.fn_types_dir}, std::pair{"ca_dir", &config.ca_dir}}) {
     if (!path->empty() && !IsAbsolute(*path))
       return Bad("config.path", name, fmt::format("{}: {} is not an absolute path", name, *path));
   }
@@ -324,6 +344,20 @@ Result<void> CheckNodeConfig(const NodeConfig& config) {
                fmt::format("log_format: {} is not text or json", config.log_format));
   }
   return {};
+}
+
+std::vector<std::string> SplitList(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    size_t first = at;
+    size_t last = end;
+    while (first < last && text[first] == ' ') ++first;
+    while (last > first && text[last - 1] == ' ') --last;
+    if (first < last) out.push_back(text.substr(first, last - first));
+    at = end + 1;
+  }
+  return out;
 }
 
 Result<NodeConfig> ParseNodeConfig(const std::string& text, const std::string& name) {
@@ -388,7 +422,8 @@ std::string NodeConfigReference() {
       "<!-- Written by `dsec up --config-reference`; the source is the table in "
       "src/config/node_config.cc. -->\n"
       "# Settings of a node\n\n"
-      "A TOML file, given by `dsec up --config FILE`. Every key may be left out; an unknown key is "
+      "A TOML file, given by `dsec up --config FILE`; `dsec edge` and `dsec apiserver` "
+      "(docs/cluster.md) take the same keys. Every key may be left out; an unknown key is "
       "an error with its line. "
       "`--check-config` only checks, `--dump-config` prints what holds. All are read at start.\n\n"
       "| key | default | unit | range | what |\n| --- | --- | --- | --- | --- |\n";

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 
@@ -96,9 +97,23 @@ struct NodeConfig {
   std::string fn_mig_profiles;
   uint64_t fn_gpu_shared_max = 4;
 
+  // Of a cluster (`dsec edge`, `dsec apiserver`).
+  std::string cluster_listen = "127.0.0.1:7979";
+  std::string cluster_address;  // empty: cluster_listen
+  std::string apiservers;       // HOST:PORT, ...
+  std::string join_token;
+  std::string node_pool;
+  std::string node_labels;  // KEY=VALUE, ...
+  std::string etcd;         // http://HOST:PORT, ...; empty: SQLite, in state_dir
+  std::string etcd_prefix = "dsec/";
+  std::string ca_dir = "/etc/dsec/ca";
+
   std::string log_level = "info";
   std::string log_format = "text";
 };
+
+// The items of a list in one key, between commas, without blanks around them; empty ones are none.
+std::vector<std::string> SplitList(const std::string& text);
 
 // Reads a TOML file over the defaults. kInvalidArgument "config.<rule>" names file, line, column,
 // key and rule; an unknown key is an error.

@@ -10,19 +10,28 @@
 #include "iam/audit_log.h"
 #include "iam/directory.h"
 #include "iam/quota_keeper.h"
+#include "runtime/gate.h"
 #include "runtime/shards.h"
-#include "store/sqlite_store.h"
+#include "store/store.h"
 
 namespace dsec::up {
 
-// The control state of a node that is alone: the embedded store and what IAM makes of it.
+// The control state, in the embedded store or in etcd, and what IAM makes of it.
 class Control {
  public:
-  // Opens <state_dir>/control.db and <state_dir>/audit.db. `api_key` is the root principal's.
+  // Opens <state_dir>/control.db, or etcd if the settings name one, and <state_dir>/audit.db.
+  // `api_key` is the root principal's.
   static Result<std::unique_ptr<Control>> Open(const config::NodeConfig& config,
                                                const std::string& api_key, runtime::Shards& shards);
+  // Of an edge in a cluster, over its etcd: quotas alone. Starts without the store as well, and
+  // reads limits as soon as that answers; until then nothing is known of them
+  // (iam::QuotaOptions::limits).
+  static Result<std::unique_ptr<Control>> OpenForEdge(const config::NodeConfig& config,
+                                                      runtime::Shards& shards);
   // Close must have been called.
   ~Control();
+
+  store::Store& store() { return *store_; }
 
   iam::Directory& directory() { return *directory_; }
   iam::QuotaKeeper& quota() { return *quota_; }
@@ -38,13 +47,22 @@ class Control {
   void Close(runtime::Shards& shards);
 
  private:
+  Result<void> OpenStore(const config::NodeConfig& config, const runtime::Executor& home);
+  void OpenQuota(const config::NodeConfig& config, const runtime::Executor& home);
+  boost::asio::awaitable<void> OpenDirectoryLater(runtime::Executor home,
+                                                  iam::DirectoryOptions options);
   Result<void> OpenParts(const config::NodeConfig& config, const std::string& api_key,
                          const runtime::Executor& home);
   Control() : told_(std::make_shared<std::atomic<edge::Edge*>>(nullptr)) {}
 
   bool stopped_ = false;
   const std::shared_ptr<std::atomic<edge::Edge*>> told_;
-  std::unique_ptr<store::SqliteStore> store_;
+  // What knows the limits; null as long as nobody does.
+  const std::shared_ptr<std::atomic<iam::Directory*>> limits_ =
+      std::make_shared<std::atomic<iam::Directory*>>(nullptr);
+  runtime::Running opening_;
+  runtime::Gate gate_;
+  std::unique_ptr<store::Store> store_;
   std::unique_ptr<iam::AuditLog> audit_;
   std::unique_ptr<iam::Directory> directory_;
   std::unique_ptr<iam::QuotaKeeper> quota_;
