@@ -25,7 +25,7 @@ class Mirror {
   // False: something that the node said was not taken, or its events have begun anew (all is asked
   // for then).
   bool Apply(Seen seen);
-  uint64_t seq() const { return seq_; }
+  uint64_t place() const { return place_; }
   size_t size() const { return sandboxes_.size(); }
 
   // In order of id, in parts as the store holds them: at most 1,000 sandboxes and 512 KiB each, at
@@ -36,7 +36,7 @@ class Mirror {
   bool Take(v1::LostSandbox sandbox);
 
   const std::string node_;
-  uint64_t seq_ = 0;
+  uint64_t place_ = 0;
   std::unordered_map<std::string, v1::LostSandbox> sandboxes_;
 };
 

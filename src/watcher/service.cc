@@ -187,7 +187,7 @@ boost::asio::awaitable<void> Watcher::ProbeOne(std::string id) {
   const NodePtr node = nodes_.at(id);
   const uint64_t awake = awake_;
   const MonoTime asked = options_.clock->Mono();
-  auto seen = co_await probe_.Probe(node->record, node->mirror.seq(),
+  auto seen = co_await probe_.Probe(node->record, node->mirror.place(),
                                     Deadline::After(options_.probe_timeout));
   --node->probing;
   --probing_;
