@@ -89,6 +89,8 @@ bool Below(std::string_view project, std::string_view above) {
                            (project.size() == above.size() || project[above.size()] == '/'));
 }
 
+}  // namespace
+
 bool Matches(const v1::SandboxRecord& record, const v1::ListRequestAll& request) {
   const auto& states = request.states();
   if (states.empty()) {
@@ -117,8 +119,6 @@ bool WantsEnded(const v1::ListRequestAll& request) {
   return std::any_of(states.begin(), states.end(),
                      [](int state) { return model::IsTerminal(static_cast<v1::State>(state)); });
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Edge>> Edge::Open(EdgeOptions options, runtime::Shards& shards,
                                          Backends backends) {

@@ -308,6 +308,9 @@ std::string CreateDigest(const v1::CreateRequest& request);
 std::string ExecDigest(v1::ExecRequest& request);
 // The reply to a follower whose sandbox ended under its exec.
 v1::ExecReply EndedReply(const std::string& op_id, const v1::Termination& termination);
+// Whether a list that was asked for so shows the record, and whether it may show ended ones.
+bool Matches(const v1::SandboxRecord& record, const v1::ListRequestAll& request);
+bool WantsEnded(const v1::ListRequestAll& request);
 // Bytes of unknown origin as text for a record: UTF-8, without control characters, bounded.
 std::string SafeText(std::string_view bytes);
 

@@ -32,6 +32,7 @@ class Overlay {
   // A newer snapshot; drops what it shows and what is too old.
   void Use(std::shared_ptr<const Snapshot> snapshot, MonoTime now);
   const Snapshot& snapshot() const { return *snapshot_; }
+  std::shared_ptr<const Snapshot> shared() const { return snapshot_; }
 
   // `node`: index in the snapshot. The ticket is for Fail.
   Ticket Add(size_t node, const Demand& demand, MonoTime now);

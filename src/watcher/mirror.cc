@@ -12,6 +12,9 @@ namespace {
 constexpr int kPartSandboxes = 1000;
 constexpr size_t kPartBytes = 512 << 10;
 
+// Only what has become of one that is known.
+bool Step(const v1::LostSandbox& sandbox) { return sandbox.created_unix_ms() == 0; }
+
 bool Short(const std::string& text) { return text.size() <= Mirror::kMaxText && IsUtf8(text); }
 
 bool Bounded(const v1::LostSandbox& sandbox) {
@@ -32,10 +35,16 @@ bool Mirror::Take(v1::LostSandbox sandbox) {
   const auto known = sandboxes_.find(sandbox.id());
   if (known != sandboxes_.end()) {
     // An older word of the same sandbox may come later.
-    if (sandbox.last_event_seq() >= known->second.last_event_seq())
+    if (sandbox.last_event_seq() < known->second.last_event_seq()) return true;
+    if (Step(sandbox)) {
+      known->second.set_state(sandbox.state());
+      known->second.set_last_event_seq(sandbox.last_event_seq());
+    } else {
       known->second = std::move(sandbox);
+    }
     return true;
   }
+  if (Step(sandbox)) return true;
   if (sandboxes_.size() >= kMaxSandboxes) return false;
   std::string key = sandbox.id();
   sandboxes_.emplace(std::move(key), std::move(sandbox));
@@ -44,9 +53,9 @@ bool Mirror::Take(v1::LostSandbox sandbox) {
 
 bool Mirror::Apply(Seen seen, uint64_t asked) {
   // Several questions are under way at once: this one may be from before the events began anew.
-  if (!seen.whole && (!known_ || asked > seq_)) return false;
-  if (!seen.whole && seen.next_seq < seq_) {
-    seq_ = 0;
+  if (!seen.whole && (!known_ || asked > place_)) return false;
+  if (!seen.whole && seen.next < place_) {
+    place_ = 0;
     known_ = false;
     return false;
   }
@@ -54,7 +63,7 @@ bool Mirror::Apply(Seen seen, uint64_t asked) {
     sandboxes_.clear();
     known_ = true;
   }
-  seq_ = seen.next_seq;
+  place_ = seen.next;
   bool all = true;
   for (v1::LostSandbox& sandbox : seen.changed) all &= Take(std::move(sandbox));
   for (const std::string& id : seen.ended) sandboxes_.erase(id);

@@ -22,12 +22,12 @@ class Mirror {
 
   explicit Mirror(std::string node) : node_(std::move(node)) {}
 
-  // `asked`: the after_seq that this answers. False: something that the node said was not taken, or
+  // `asked`: the `after` that this answers. False: something that the node said was not taken, or
   // its events have begun anew (all is asked for then). What has changed since `asked` is not taken
   // either while it is everything that is wanted, or when it lies beyond what is known.
   bool Apply(Seen seen, uint64_t asked);
-  uint64_t seq() const { return seq_; }
-  // Whether it has everything up to seq().
+  uint64_t place() const { return place_; }
+  // Whether it has everything up to place().
   bool known() const { return known_; }
   size_t size() const { return sandboxes_.size(); }
 
@@ -39,7 +39,7 @@ class Mirror {
   bool Take(v1::LostSandbox sandbox);
 
   const std::string node_;
-  uint64_t seq_ = 0;
+  uint64_t place_ = 0;
   bool known_ = false;
   std::unordered_map<std::string, v1::LostSandbox> sandboxes_;
 };

@@ -18,18 +18,20 @@ struct Seen {
   v1::NodeInfo info;
   // All that lives there, in place of what was known; else what has changed since.
   bool whole = false;
-  std::vector<v1::LostSandbox> changed;  // live ones, made or with another state
-  std::vector<std::string> ended;        // ids
-  uint64_t next_seq = 0;                 // of the node's events; to ask after
+  // Live ones, made or with another state. Without created_unix_ms: only id, state and event of one
+  // that was told before.
+  std::vector<v1::LostSandbox> changed;
+  std::vector<std::string> ended;  // ids
+  uint64_t next = 0;               // place to go on from, never 0
 };
 
 // The way to a node. A probe answers with what a node that lives says; kUnavailable,
 // kDeadlineExceeded and kCancelled mean that it did not answer, any other error that it did but
-// could not say. `after_seq` 0 asks for everything.
+// could not say. `place` 0 asks for everything.
 class NodeProbe {
  public:
   virtual ~NodeProbe() = default;
-  virtual runtime::Task<Seen> Probe(v1::NodeRecord node, uint64_t after_seq,
+  virtual runtime::Task<Seen> Probe(v1::NodeRecord node, uint64_t place,
                                     runtime::Deadline deadline) = 0;
 };
 

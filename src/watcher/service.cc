@@ -194,7 +194,7 @@ boost::asio::awaitable<void> Watcher::ProbeOne(std::string id) {
   const NodePtr node = nodes_.at(id);
   const uint64_t awake = awake_;
   const MonoTime asked = options_.clock->Mono();
-  const uint64_t after = node->mirror.seq();
+  const uint64_t after = node->mirror.place();
   auto seen = co_await probe_.Probe(node->record, after, Deadline::After(options_.probe_timeout));
   --node->probing;
   --probing_;

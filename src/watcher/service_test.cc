@@ -40,7 +40,7 @@ class TestProbe final : public NodeProbe {
   bool cut = false;
   std::set<std::string> unreachable;
 
-  Task<Seen> Probe(v1::NodeRecord node, uint64_t after_seq, Deadline deadline) override {
+  Task<Seen> Probe(v1::NodeRecord node, uint64_t place, Deadline deadline) override {
     ++nodes_.probes;
     const std::string id = node.node_id();
     auto slept = co_await runtime::SleepUntil(Deadline::After(milliseconds(3)));
@@ -61,13 +61,14 @@ class TestProbe final : public NodeProbe {
     Seen seen;
     seen.info.set_live(nodes_.sandboxes[id].size());
     seen.info.set_capacity(100);
-    seen.next_seq = 1;
-    if (after_seq == 0) {
+    seen.next = 1;
+    if (place == 0) {
       seen.whole = true;
       for (const std::string& sandbox : nodes_.sandboxes[id]) {
         v1::LostSandbox lost;
         lost.set_id(sandbox);
         lost.set_last_event_seq(3);
+        lost.set_created_unix_ms(1);
         seen.changed.push_back(std::move(lost));
       }
     }
