@@ -73,11 +73,13 @@ TestLayer MakeLayer(uint64_t seed, size_t size) {
   image::BlobHasher hasher(kChunk);
   hasher.Update(*made.blob);
   auto sums = hasher.Finish();
-  made.proof.manifest.meta = {std::string(64, 'a'), 4096};
-  made.proof.manifest.blob = {sums.sha256, size};
-  made.proof.manifest.chunks = {kChunk, image::Sha256Hex(sums.table)};
-  made.proof.table = *image::ChunkTable::Parse(made.proof.manifest, sums.table);
-  made.hex = made.proof.manifest.Id().str().substr(7);
+  image::Manifest manifest;
+  manifest.meta = {std::string(64, 'a'), 4096};
+  manifest.blob = {sums.sha256, size};
+  manifest.chunks = {kChunk, image::Sha256Hex(sums.table)};
+  made.proof.manifest = manifest.Encode();
+  made.proof.table = *image::ChunkTable::Parse(manifest, sums.table);
+  made.hex = manifest.Id().str().substr(7);
   return made;
 }
 

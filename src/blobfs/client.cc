@@ -3,11 +3,8 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +21,7 @@
 #include "base/rng.h"
 #include "blobfs/fuse_mount.h"
 #include "blobfs/json.h"
+#include "blobfs/supervise.h"
 #include "image/digest.h"
 #include "image/layer_files.h"
 #include "image/root_calls.h"
@@ -45,59 +43,6 @@ constexpr milliseconds kEndPatience{5000};
 constexpr milliseconds kKeeperPatience{1500};
 
 std::string SocketPath(const std::string& run_dir) { return run_dir + "/" + kSocketName; }
-
-Result<sockaddr_un> AddressOf(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path)
-    return Error(Code::kInvalidArgument, "layer.source", path + " is too long for a socket");
-  path.copy(address.sun_path, path.size());
-  return address;
-}
-
-// The process that a pid file names, if it lives.
-os::PidFd ProcessOf(const std::string& dir, const char* name) {
-  const auto text = os::ReadFile(AT_FDCWD, (dir + "/" + name).c_str(), 64);
-  if (!text.ok()) return {};
-  pid_t pid = 0;
-  uint64_t start = 0;
-  const char* end = text->data() + text->size();
-  const auto read = std::from_chars(text->data(), end, pid);
-  if (read.ec != std::errc() || read.ptr == end) return {};
-  std::from_chars(read.ptr + 1, end, start);
-  auto process = os::PidFd::Verify(pid, start);
-  return process.ok() ? *std::move(process) : os::PidFd();
-}
-
-Result<os::UniqueFd> OpenLock(const std::string& dir) {
-  return os::OpenAt(AT_FDCWD, (dir + "/" + kLockName).c_str(), O_RDWR | O_CREAT, 0600);
-}
-
-// Kills whoever holds the lock and takes it. A process that has just been started writes its number
-// before it does anything else.
-Result<os::UniqueFd> TakeLock(const std::string& dir, MonoTime deadline, bool* killed) {
-  DSEC_TRY(auto lock, OpenLock(dir));
-  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) return os::ErrnoError("layer.io", "lock " + dir);
-    for (const char* name : {kKeeperName, kWorkerName}) {  // the first would start the second anew
-      const auto process = ProcessOf(dir, name);
-      if (!process.valid()) continue;
-      DSEC_TRY_VOID(process.Signal(SIGKILL));
-      // Of a child of ours.
-      siginfo_t info;
-      static_cast<void>(
-          ::waitid(P_PIDFD, static_cast<id_t>(process.fd()), &info, WEXITED | WNOHANG));
-      DSEC_TRY([[maybe_unused]] const bool ended, process.WaitExit(deadline));
-      if (killed != nullptr) *killed = true;
-    }
-    if (Clock::System().Mono() >= deadline) {
-      return Error(Code::kUnavailable, "layer.unreachable",
-                   "a process of dsec-blobfs does not end: " + dir);
-    }
-    std::this_thread::sleep_for(kRetryPause);
-  }
-  return lock;
-}
 
 }  // namespace
 
@@ -167,11 +112,8 @@ Result<void> Client::Restore() {
 }
 
 Result<void> Client::Connect() {
-  DSEC_TRY(const auto address, AddressOf(SocketPath(options_.run_dir)));
-  auto socket = std::make_shared<os::UniqueFd>(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket->valid() ||
-      ::connect(socket->get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    return Unreachable(fmt::format("dsec-blobfs: {}", ::strerror(errno)));
+  DSEC_TRY(auto connected, ConnectTo(SocketPath(options_.run_dir)));
+  auto socket = std::make_shared<os::UniqueFd>(std::move(connected));
   const std::lock_guard lock(mutex_);
   socket_ = std::move(socket);
   counted_.clear();
@@ -218,7 +160,7 @@ Result<void> Client::StartProcess(bool fresh) {
   DSEC_TRY(const auto lock, TakeLock(settings.dir, Clock::System().Mono() + kEndPatience, nullptr));
   if (fresh) {
     static_cast<void>(::unlink((settings.dir + "/" + kServedName).c_str()));
-    DSEC_TRY(auto made, MountFuse(settings.dir));
+    DSEC_TRY(auto made, MountFuse(settings.dir, "dsec-blobfs", false));
     const std::lock_guard guard(mutex_);
     std::array<uint8_t, 8> random{};
     SecureRandom(random);
@@ -227,55 +169,17 @@ Result<void> Client::StartProcess(bool fresh) {
     session_.mount = std::move(made.mount);
     damaged_.clear();
   }
-  const std::string path = SocketPath(options_.run_dir);
-  static_cast<void>(::unlink(path.c_str()));
-  DSEC_TRY(const auto address, AddressOf(path));
-  const os::UniqueFd listen(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!listen.valid() ||
-      ::bind(listen.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::listen(listen.get(), 8) != 0)
-    return os::ErrnoError("layer.io", "listen at " + path);
-  return Spawn(listen.get(), lock.get());
-}
-
-Result<void> Client::Spawn(int listen, int lock) {
-  // Out of the way of the numbers that the child gets.
-  const int from[] = {session_.fuse.get(), session_.mount.get(), listen, lock};
-  std::vector<os::UniqueFd> high;
-  for (const int fd : from) {
-    high.emplace_back(::fcntl(fd, F_DUPFD_CLOEXEC, kLockFd + 1));
-    if (!high.back().valid()) return os::ErrnoError("layer.io", "keep a descriptor");
-  }
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawnattr_init(&attributes);
-  // Whoever reads the daemon's output must see its end; errors go where the daemon's go.
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  constexpr int kTo[] = {kFuseFd, kMountFd, kListenFd, kLockFd};
-  for (size_t i = 0; i < high.size(); ++i)
-    ::posix_spawn_file_actions_adddup2(&actions, high[i].get(), kTo[i]);
-  sigset_t none, all;
-  ::sigemptyset(&none);
-  ::sigfillset(&all);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setsigdefault(&attributes, &all);
-  // A session of its own: an interrupt from the daemon's terminal is not for it.
-  ::posix_spawnattr_setflags(&attributes,
-                             POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSID);
-  std::string config = options_.settings.dir + "/" + kConfigName;
-  std::string number = std::to_string(session_.number);
-  char name[] = "dsec-blobfs", role[] = "keeper";
-  char* argv[] = {name, role, config.data(), number.data(), nullptr};
-  pid_t pid = 0;
-  const int error =
-      ::posix_spawn(&pid, options_.program.c_str(), &actions, &attributes, argv, environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::posix_spawnattr_destroy(&attributes);
-  if (error != 0)
-    return Error::FromErrno(error, "layer.io", fmt::format("start {}", options_.program));
-  DSEC_TRY(keeper_, os::PidFd::Open(pid).Context("dsec-blobfs just started"));
+  DSEC_TRY(const auto listen, ListenAt(SocketPath(options_.run_dir)));
+  KeeperStart start;
+  start.program = options_.program;
+  start.name = "dsec-blobfs";
+  start.config = settings.dir + "/" + kConfigName;
+  start.session = std::to_string(session_.number);
+  start.fuse = session_.fuse.get();
+  start.mount = session_.mount.get();
+  start.listen = listen.get();
+  start.lock = lock.get();
+  DSEC_TRY(keeper_, StartKeeper(start));
   return Ok();
 }
 

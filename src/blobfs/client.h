@@ -72,7 +72,6 @@ class Client : public image::BlobServer {
   Result<void> Connect();
   Result<void> Hello();
   Result<void> StartProcess(bool fresh);
-  Result<void> Spawn(int listen, int lock);
   Result<Answer> Ask(const std::string& members, std::chrono::milliseconds patience);
   void Monitor(const std::stop_token& stop);
   void Receive(const std::stop_token& stop);

@@ -42,9 +42,15 @@ Result<os::UniqueFd> OpenData(int folder) {
 
 }  // namespace
 
+Result<image::ChunkTable> ParseLayerProof(const std::string& manifest, std::string table) {
+  DSEC_TRY(const auto parsed, image::Manifest::Parse(manifest));
+  return image::ChunkTable::Parse(parsed, std::move(table));
+}
+
 Result<std::unique_ptr<DataCache>> DataCache::Open(const std::string& dir, uint64_t max_bytes,
-                                                   bool keep_proofs, Counts& counts) {
-  std::unique_ptr<DataCache> cache(new DataCache(max_bytes, keep_proofs, counts));
+                                                   bool keep_proofs, Counts& counts,
+                                                   ParseProof parse) {
+  std::unique_ptr<DataCache> cache(new DataCache(max_bytes, keep_proofs, counts, std::move(parse)));
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(dir).parent_path(), error);
   if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) return image::StoreError("make " + dir);
@@ -80,12 +86,10 @@ std::optional<DataCache::Proof> DataCache::ReadProof(const std::string& hex) {
              os::ReadFile(dir_.get(), (hex + "/" + image::kManifestName).c_str(), kMaxManifest));
     if (image::Sha256Hex(text) != hex)
       return Error(Code::kInternal, "layer.corrupt", "the local manifest has not its digest");
-    Proof proof;
-    DSEC_TRY(proof.manifest, image::Manifest::Parse(text));
     DSEC_TRY(std::string table,
              os::ReadFile(dir_.get(), (hex + "/" + image::kTableName).c_str(), kMaxTable));
-    DSEC_TRY(proof.table, image::ChunkTable::Parse(proof.manifest, std::move(table)));
-    return proof;
+    DSEC_TRY(auto parsed, parse_(text, std::move(table)));
+    return Proof{text, std::move(parsed)};
   };
   auto proof = read();
   if (proof.ok()) return *std::move(proof);
@@ -99,8 +103,7 @@ Result<void> DataCache::WriteProof(const std::string& hex, const Proof& proof) {
   DSEC_TRY_VOID(os::MakeDir(dir_.get(), fresh.c_str(), 0700));
   const auto write = [&]() -> Result<void> {
     DSEC_TRY(const auto folder, os::OpenAt(dir_.get(), fresh.c_str(), O_RDONLY | O_DIRECTORY));
-    DSEC_TRY_VOID(
-        os::CreateFile(folder.get(), image::kManifestName, proof.manifest.Encode(), 0600));
+    DSEC_TRY_VOID(os::CreateFile(folder.get(), image::kManifestName, proof.manifest, 0600));
     DSEC_TRY_VOID(os::CreateFile(folder.get(), image::kTableName, proof.table.bytes(), 0600));
     DSEC_FAULT_POINT("blobfs.proof.before_rename");
     // One that is damaged is in the way; its chunks go with it.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <ctime>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -36,6 +37,11 @@ struct Counts {
   std::atomic<uint64_t> evicted = 0;         // chunks
   std::atomic<uint64_t> cache_bytes = 0;     // gauge
 };
+
+// The table that a manifest, whose digest has been checked, proves.
+using ParseProof =
+    std::function<Result<image::ChunkTable>(const std::string& manifest, std::string table)>;
+Result<image::ChunkTable> ParseLayerProof(const std::string& manifest, std::string table);
 
 class DataCache;
 
@@ -72,14 +78,15 @@ class DataCache {
   // layers that were not used since the start before all others. `keep_proofs`: manifests and
   // tables stay, since a session that goes on may need any of them.
   static Result<std::unique_ptr<DataCache>> Open(const std::string& dir, uint64_t max_bytes,
-                                                 bool keep_proofs, Counts& counts);
+                                                 bool keep_proofs, Counts& counts,
+                                                 ParseProof parse = ParseLayerProof);
   ~DataCache();
   DataCache(const DataCache&) = delete;
   DataCache& operator=(const DataCache&) = delete;
 
   // Manifest and table, checked; nullopt: they are not there or damaged.
   struct Proof {
-    image::Manifest manifest;
+    std::string manifest;  // its text, whose digest is the layer's id
     image::ChunkTable table;
   };
   std::optional<Proof> ReadProof(const std::string& hex);
@@ -104,8 +111,11 @@ class DataCache {
     uint64_t bytes = 0;
     timespec used = {};
   };
-  DataCache(uint64_t max_bytes, bool keep_proofs, Counts& counts)
-      : max_bytes_(max_bytes), keep_proofs_(keep_proofs), counts_(counts) {}
+  DataCache(uint64_t max_bytes, bool keep_proofs, Counts& counts, ParseProof parse)
+      : max_bytes_(max_bytes),
+        keep_proofs_(keep_proofs),
+        counts_(counts),
+        parse_(std::move(parse)) {}
   void FindChunks(CachedLayer& layer);
   void MakeRoom(uint64_t bytes);
   void EvictCold();
@@ -116,6 +126,7 @@ class DataCache {
   const uint64_t max_bytes_;
   const bool keep_proofs_;
   Counts& counts_;
+  const ParseProof parse_;
   os::UniqueFd dir_;
   mutable std::mutex mutex_;                                  // of all below and of places
   std::list<Place> order_;                                    // most recently used first

@@ -20,25 +20,26 @@ namespace {
 constexpr char kLimit[] = "/proc/sys/fs/fuse/max_pages_limit";
 constexpr size_t kNumberBytes = 32;
 
-Result<FuseMount> Mount() {
+Result<FuseMount> Mount(const char* source, bool writable) {
   FuseMount made;
   DSEC_TRY(made.device, os::OpenAt(AT_FDCWD, "/dev/fuse", O_RDWR));
   DSEC_TRY(auto context, os::FsContext::Open("fuse"));
-  DSEC_TRY_VOID(context.SetString("source", "dsec-blobfs"));
+  DSEC_TRY_VOID(context.SetString("source", source));
   DSEC_TRY_VOID(context.SetString("fd", std::to_string(made.device.get()).c_str()));
   DSEC_TRY_VOID(context.SetString("rootmode", "40000"));
   DSEC_TRY_VOID(context.SetString("user_id", "0"));
   DSEC_TRY_VOID(context.SetString("group_id", "0"));
   DSEC_TRY_VOID(context.SetFlag("default_permissions"));
   DSEC_TRY_VOID(context.SetFlag("allow_other"));
-  DSEC_TRY(made.mount, std::move(context).Mount(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV |
-                                                MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC));
+  DSEC_TRY(made.mount,
+           std::move(context).Mount((writable ? 0 : MOUNT_ATTR_RDONLY) | MOUNT_ATTR_NODEV |
+                                    MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC));
   return made;
 }
 
 }  // namespace
 
-Result<FuseMount> MountFuse(const std::string& dir) {
+Result<FuseMount> MountFuse(const std::string& dir, const char* source, bool writable) {
   DSEC_TRY_VOID(RestoreLimit(dir));
   const auto was = os::ReadFile(AT_FDCWD, kLimit, kNumberBytes);
   uint32_t limit = FuseSession::kMaxPages;  // not to be set before 6.13
@@ -48,7 +49,7 @@ Result<FuseMount> MountFuse(const std::string& dir) {
     DSEC_TRY_VOID(os::CreateFile(AT_FDCWD, record.c_str(), *was, 0600));
     DSEC_TRY_VOID(os::WriteExisting(AT_FDCWD, kLimit, std::to_string(FuseSession::kMaxPages)));
   }
-  auto made = Mount();
+  auto made = Mount(source, writable);
   DSEC_TRY_VOID(RestoreLimit(dir));
   if (made.ok()) return made;
   return Error(Code::kFailedPrecondition, "layer.no_fuse", made.error().ToString())

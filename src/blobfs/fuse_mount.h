@@ -16,7 +16,7 @@ struct FuseMount {
 // A FUSE file system that is in no mount table, for requests of up to FuseSession::kMaxPages: where
 // the kernel allows fewer, its limit (Linux 6.13) is raised for the moment of the mount. `dir`: for
 // the record of what it was. kFailedPrecondition "layer.no_fuse".
-Result<FuseMount> MountFuse(const std::string& dir);
+Result<FuseMount> MountFuse(const std::string& dir, const char* source, bool writable);
 // After a death in that moment. True: the limit was put back.
 Result<bool> RestoreLimit(const std::string& dir);
 

@@ -3,13 +3,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <csignal>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -22,10 +20,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// include/uapi/linux/fuse.h of Linux 6.9.
-constexpr int32_t kNotifyResend = 7;
-constexpr uint32_t kHasResend2 = 1u << (39 - 32);  // in flags2
-
 constexpr size_t kRequestBytes = 64 << 10;    // there are no writes; requests are small
 constexpr uint32_t kMaxWrite = 4096;          // the least that the kernel takes
 constexpr uint64_t kForever = 1'000'000'000;  // seconds: names and attributes never change
@@ -34,36 +28,10 @@ constexpr size_t kFinders = 64;
 constexpr milliseconds kKilledLook{200};
 constexpr size_t kHexDigits = 64;
 
-template <typename T>
-bool Take(std::span<const uint8_t> body, T& out) {
-  if (body.size() < sizeof(T)) return false;
-  std::memcpy(&out, body.data(), sizeof(T));
-  return true;
-}
-
-uint64_t MaskOf(std::string_view status, std::string_view key) {
-  const size_t at = status.find(key);
-  if (at == status.npos) return 0;
-  const size_t from = status.find_first_not_of(" \t", at + key.size());
-  uint64_t mask = 0;
-  if (from != status.npos)
-    std::from_chars(status.data() + from, status.data() + status.size(), mask, 16);
-  return mask;
-}
-
-// Whether a thread waits for nothing but its end. One that is gone does not wait.
-bool IsKilled(uint32_t thread) {
-  const std::string path = fmt::format("/proc/{}/status", thread);
-  const auto status = os::ReadFile(AT_FDCWD, path.c_str(), 64 << 10);
-  if (!status.ok()) return true;
-  const uint64_t pending = MaskOf(*status, "SigPnd:") | MaskOf(*status, "ShdPnd:");
-  return (pending & (uint64_t{1} << (SIGKILL - 1))) != 0;
-}
-
 }  // namespace
 
 FuseSession::FuseSession(int fd, ChunkLoader& loader, FindLayer peek, FindLayer find)
-    : fd_(fd),
+    : device_(fd),
       loader_(loader),
       peek_(std::move(peek)),
       find_(std::move(find)),
@@ -87,36 +55,19 @@ Result<void> FuseSession::Add(const std::string& hex) {
                fmt::format("{} and {} have one number", hex, found->second));
 }
 
-void FuseSession::Resend() {
-  fuse_out_header header{};
-  header.len = sizeof header;
-  header.error = kNotifyResend;
-  if (::write(fd_, &header, sizeof header) != sizeof header)
-    log::Warn("blobfs.no_resend", {{"error", ::strerror(errno)}});
-}
-
 size_t FuseSession::open_files() const {
   const std::lock_guard lock(mutex_);
   return static_cast<size_t>(std::max<int64_t>(open_, 0));
 }
 
 Result<void> FuseSession::Run() {
-  std::vector<uint8_t> buffer(kRequestBytes);
-  while (true) {
-    const ssize_t got = ::read(fd_, buffer.data(), buffer.size());
-    if (got >= 0) {
-      Handle({buffer.data(), static_cast<size_t>(got)});
-    } else if (errno == ENODEV) {
-      return Ok();
-    } else if (errno != EINTR && errno != EAGAIN && errno != ENOENT) {
-      return os::ErrnoError("layer.io", "read /dev/fuse");
-    }
-  }
+  return device_.Run(kRequestBytes, [this](const fuse_in_header&,
+                                           std::span<const uint8_t> request) { Handle(request); });
 }
 
 void FuseSession::Handle(std::span<const uint8_t> request) {
   fuse_in_header header;
-  if (!Take(request, header) || header.len != request.size()) return;
+  if (!TakeFront(request, header) || header.len != request.size()) return;
   const auto body = request.subspan(sizeof header);
   switch (header.opcode) {
     case FUSE_LOOKUP:
@@ -183,26 +134,14 @@ bool FuseSession::HandleLater(const fuse_in_header& header, std::span<const uint
 }
 
 void FuseSession::Reply(uint64_t unique, int error, std::span<const Piece> pieces) {
-  fuse_out_header header{};
-  header.unique = unique;
-  header.error = -error;
-  std::vector<iovec> parts{{&header, sizeof header}};
-  size_t size = sizeof header;
-  for (const Piece& piece : pieces) {
-    parts.push_back({const_cast<uint8_t*>(piece.bytes.data()), piece.bytes.size()});
-    size += piece.bytes.size();
-  }
-  header.len = static_cast<uint32_t>(size);
-  // ENOENT: whoever asked has gone.
-  if (::writev(fd_, parts.data(), static_cast<int>(parts.size())) < 0 && errno != ENOENT &&
-      errno != ENODEV)
-    log::Warn("blobfs.reply_failed", {{"error", ::strerror(errno)}});
+  std::vector<std::span<const uint8_t>> parts;
+  for (const Piece& piece : pieces) parts.push_back(piece.bytes);
+  device_.Reply(unique, error, parts);
 }
 
 template <typename T>
-void FuseSession::ReplyWith(uint64_t unique, const T& value, size_t size) {
-  const Piece piece{nullptr, {reinterpret_cast<const uint8_t*>(&value), size}};
-  Reply(unique, 0, {&piece, 1});
+void FuseSession::ReplyWith(uint64_t unique, const T& value) {
+  device_.ReplyWith(unique, value);
 }
 
 void FuseSession::Init(const fuse_in_header& header, std::span<const uint8_t> body) {
@@ -215,7 +154,7 @@ void FuseSession::Init(const fuse_in_header& header, std::span<const uint8_t> bo
   out.minor = FUSE_KERNEL_MINOR_VERSION;
   out.max_readahead = in.max_readahead;
   out.flags = in.flags & (FUSE_ASYNC_READ | FUSE_PARALLEL_DIROPS | FUSE_MAX_PAGES | FUSE_INIT_EXT);
-  out.flags2 = in.flags2 & kHasResend2;
+  out.flags2 = in.flags2 & FuseDevice::kHasResend2;
   out.max_background = kBackground;
   out.congestion_threshold = kBackground * 3 / 4;
   out.max_write = kMaxWrite;
@@ -300,7 +239,7 @@ bool FuseSession::WaitClosed(std::chrono::milliseconds patience) const {
 void FuseSession::Read(const fuse_in_header& header, std::span<const uint8_t> body) {
   fuse_read_in in;
   auto layer = LayerOf(header.nodeid);
-  if (layer == nullptr || !Take(body, in)) return Reply(header.unique, EIO, {});
+  if (layer == nullptr || !TakeFront(body, in)) return Reply(header.unique, EIO, {});
   const uint64_t end = layer->proof.table.blob_bytes();
   if (in.offset >= end || in.size == 0) return Reply(header.unique, 0, {});
   const auto size = static_cast<uint32_t>(std::min<uint64_t>(in.size, end - in.offset));
@@ -329,7 +268,7 @@ void FuseSession::Read(const fuse_in_header& header, std::span<const uint8_t> bo
 // become SIGBUS; so it goes on waiting, unless it is being killed: then it could not end.
 void FuseSession::Interrupt(std::span<const uint8_t> body) {
   fuse_interrupt_in in;
-  if (!Take(body, in)) return;
+  if (!TakeFront(body, in)) return;
   {
     const std::lock_guard lock(mutex_);
     const auto found = reading_.find(in.unique);

@@ -17,6 +17,7 @@
 
 #include "base/result.h"
 #include "blobfs/chunk_loader.h"
+#include "blobfs/fuse_device.h"
 #include "image/root_calls.h"
 
 namespace dsec::blobfs {
@@ -47,7 +48,7 @@ class FuseSession {
   // Makes a file of the layer. kInternal "layer.io": its number is taken by another one.
   Result<void> Add(const std::string& hex);
   // Asks the kernel for what an earlier process took and did not answer (Linux 6.9).
-  void Resend();
+  void Resend() { device_.Resend(); }
   // Reads requests until the session has ended. ENODEV of the device is success.
   Result<void> Run();
   // Files that are open, as far as this process knows.
@@ -66,7 +67,7 @@ class FuseSession {
   bool HandleLater(const fuse_in_header& header, std::span<const uint8_t> request);
   void Reply(uint64_t unique, int error, std::span<const Piece> pieces);
   template <typename T>
-  void ReplyWith(uint64_t unique, const T& value, size_t size = sizeof(T));
+  void ReplyWith(uint64_t unique, const T& value);
   void Init(const fuse_in_header& header, std::span<const uint8_t> body);
   void Lookup(const fuse_in_header& header, std::span<const uint8_t> body);
   void GetAttr(const fuse_in_header& header);
@@ -78,7 +79,7 @@ class FuseSession {
   std::shared_ptr<Layer> LayerOf(uint64_t node);
   bool Attributes(uint64_t node, fuse_attr& attributes);
 
-  const int fd_;
+  const FuseDevice device_;
   ChunkLoader& loader_;
   const FindLayer peek_;
   const FindLayer find_;

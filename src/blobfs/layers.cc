@@ -79,25 +79,25 @@ Result<std::shared_ptr<Layer>> Layers::Make(const std::string& hex) {
     // Served all the same, from the source alone.
     if (!kept.ok()) log::Warn("blobfs.no_local_copy", {{"layer", hex}, {"error", kept.error()}});
   }
-  auto reader = source_.Open(hex, image::kBlobName, proof->manifest.blob.size);
+  auto reader = source_.Open(hex, image::kBlobName, proof->table.blob_bytes());
   return std::make_shared<Layer>(hex, *std::move(proof), std::move(local), std::move(reader));
 }
 
 Result<DataCache::Proof> Layers::Fetch(const std::string& hex) {
   DSEC_TRY(const std::string text, source_.ReadAll(hex, image::kManifestName, kMaxManifest));
   if (image::Sha256Hex(text) != hex) return Corrupt(hex, "the manifest does not have this digest");
-  DataCache::Proof proof;
-  DSEC_TRY(proof.manifest, image::Manifest::Parse(text));
-  if (proof.manifest.chunks.bytes == 0) return image::Unverifiable(proof.manifest.Id());
-  const uint64_t size = image::ChunkTable::FileBytes(proof.manifest);
+  DSEC_TRY(const auto manifest, image::Manifest::Parse(text));
+  if (manifest.chunks.bytes == 0) return image::Unverifiable(manifest.Id());
+  const uint64_t size = image::ChunkTable::FileBytes(manifest);
   if (size > kMaxTable) return Corrupt(hex, "its blob is larger than any layer's");
   DSEC_TRY(std::string table, source_.ReadAll(hex, image::kTableName, size));
-  DSEC_TRY(proof.table, image::ChunkTable::Parse(proof.manifest, std::move(table)));
-  return proof;
+  DSEC_TRY(auto parsed, image::ChunkTable::Parse(manifest, std::move(table)));
+  return DataCache::Proof{text, std::move(parsed)};
 }
 
 Result<os::UniqueFd> Layers::FetchMeta(const Layer& layer, const std::string& dir) {
-  const image::FileDigest& meta = layer.proof.manifest.meta;
+  DSEC_TRY(const auto manifest, image::Manifest::Parse(layer.proof.manifest));
+  const image::FileDigest& meta = manifest.meta;
   DSEC_TRY(auto file, os::OpenAt(AT_FDCWD, dir.c_str(), O_TMPFILE | O_RDWR, 0600));
   const auto reader = source_.Open(layer.hex, image::kMetaName, meta.size);
   std::vector<uint8_t> buffer(std::min(meta.size, kCopyBytes));

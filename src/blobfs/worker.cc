@@ -2,10 +2,7 @@
 #include "blobfs/worker.h"
 
 #include <fcntl.h>
-#include <linux/capability.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,6 +22,7 @@
 #include "blobfs/keeper.h"
 #include "blobfs/layers.h"
 #include "blobfs/settings.h"
+#include "blobfs/supervise.h"
 #include "image/digest.h"
 #include "os/file.h"
 #include "os/memfd.h"
@@ -38,16 +36,6 @@ constexpr size_t kMaxConfig = 64 << 10;
 constexpr size_t kMaxServed = 64 << 20;
 constexpr auto kStatsPeriod = std::chrono::seconds(1);
 constexpr auto kLeavePatience = std::chrono::seconds(2);
-
-// It opens files of root's as root; all else is not its affair.
-Result<void> DropRights() {
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
-    return os::ErrnoError("layer.io", "no_new_privs");
-  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
-  __user_cap_data_struct none[2] = {};
-  if (::syscall(SYS_capset, &header, none) != 0) return os::ErrnoError("layer.io", "capset");
-  return Ok();
-}
 
 Result<Settings> ReadSettings(const char* path) {
   DSEC_TRY(const std::string text, os::ReadFile(AT_FDCWD, path, kMaxConfig));
@@ -140,7 +128,7 @@ class Worker {
     }
     DSEC_TRY_VOID(Record(hex));
     Control::Answer answer;
-    const std::string manifest = layer->proof.manifest.Encode();
+    const std::string& manifest = layer->proof.manifest;
     DSEC_TRY(auto file,
              os::SealedMemfd("manifest",
                              {reinterpret_cast<const uint8_t*>(manifest.data()), manifest.size()}));

@@ -8,10 +8,9 @@ namespace {
 
 constexpr size_t kMostQueued = 16;
 
-uint64_t CountOf(const Manifest& manifest) {
-  if (manifest.chunks.bytes == 0) return 0;
-  return manifest.blob.size / manifest.chunks.bytes +
-         (manifest.blob.size % manifest.chunks.bytes != 0 ? 1 : 0);
+uint64_t CountOf(uint64_t bytes, const ChunkDigests& chunks) {
+  if (chunks.bytes == 0) return 0;
+  return bytes / chunks.bytes + (bytes % chunks.bytes != 0 ? 1 : 0);
 }
 
 }  // namespace
@@ -27,19 +26,24 @@ Error Unverifiable(const LayerId& id) {
 }
 
 uint64_t ChunkTable::FileBytes(const Manifest& manifest) {
-  return CountOf(manifest) * sizeof(Digest);
+  return CountOf(manifest.blob.size, manifest.chunks) * sizeof(Digest);
 }
 
 Result<ChunkTable> ChunkTable::Parse(const Manifest& manifest, std::string bytes) {
   if (manifest.chunks.bytes == 0) return Unverifiable(manifest.Id());
-  if (bytes.size() != FileBytes(manifest) || Sha256Hex(bytes) != manifest.chunks.sha256) {
-    return Error(
-        Code::kInternal, "layer.corrupt",
-        fmt::format("{}: {} is not the table of its manifest", manifest.Id().str(), kTableName));
+  return Parse(manifest.blob.size, manifest.chunks, manifest.Id().str(), std::move(bytes));
+}
+
+Result<ChunkTable> ChunkTable::Parse(uint64_t blob_bytes, const ChunkDigests& chunks,
+                                     std::string_view of, std::string bytes) {
+  if (bytes.size() != CountOf(blob_bytes, chunks) * sizeof(Digest) ||
+      Sha256Hex(bytes) != chunks.sha256) {
+    return Error(Code::kInternal, "layer.corrupt",
+                 fmt::format("{}: {} is not the table of its manifest", of, kTableName));
   }
   ChunkTable table;
-  table.chunk_bytes_ = manifest.chunks.bytes;
-  table.blob_bytes_ = manifest.blob.size;
+  table.chunk_bytes_ = chunks.bytes;
+  table.blob_bytes_ = blob_bytes;
   table.digests_ = std::move(bytes);
   return table;
 }

@@ -30,6 +30,9 @@ class ChunkTable {
   // Takes the bytes of the file. kFailedPrecondition "layer.unverifiable": the layer has no such
   // table. kInternal "layer.corrupt": these bytes are not its.
   static Result<ChunkTable> Parse(const Manifest& manifest, std::string bytes);
+  // The same of another kind of manifest, which says these. kInternal "layer.corrupt".
+  static Result<ChunkTable> Parse(uint64_t blob_bytes, const ChunkDigests& chunks,
+                                  std::string_view of, std::string bytes);
   // How long the file is.
   static uint64_t FileBytes(const Manifest& manifest);
 
