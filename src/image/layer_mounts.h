@@ -126,6 +126,13 @@ class LayerMounts {
   // are held meanwhile. Waits for the store longer than Acquire, at most two `patience`.
   Result<std::vector<std::shared_ptr<const MountedLayer>>> AcquireApart(
       const std::vector<LayerId>& ids);
+  // The files of layers that the caller has acquired, for readers that are not this node's kernel:
+  // a virtual machine. What they read is checked as what mounts read is. Waits as Acquire does.
+  struct Files {
+    os::UniqueFd meta;
+    std::vector<os::UniqueFd> content;  // the devices of `meta`, in order; at least one
+  };
+  Result<std::vector<Files>> OpenFiles(const std::vector<LayerId>& ids);
   // For a use that exists already, of a sandbox that was adopted, after Acquire has failed: it is
   // tried again each minute for as long as what this returns lives.
   std::shared_ptr<const void> AcquireLater(const LayerId& id);
@@ -167,6 +174,7 @@ class LayerMounts {
   static void MountAndConclude(const std::shared_ptr<State>& state, const Wanted& wanted);
   static void ReadAhead(const std::shared_ptr<State>& state, const LayerId& id,
                         std::weak_ptr<const os::UniqueFd> layer);
+  static Result<Files> OpenFilesNow(const std::shared_ptr<State>& state, const LayerId& id);
   static Result<std::shared_ptr<const os::UniqueFd>> MountApart(const std::shared_ptr<State>& state,
                                                                 const LayerId& id);
   static Result<Mounted> MountRemote(const std::shared_ptr<State>& state, const Wanted& wanted,

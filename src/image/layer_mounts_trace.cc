@@ -35,8 +35,8 @@ void LayerMounts::ReadAhead(const std::shared_ptr<State>& state, const LayerId& 
 Prefetcher::Figures LayerMounts::prefetched() const { return state_->prefetcher.figures(); }
 
 // On a thread that may hang.
-Result<std::shared_ptr<const os::UniqueFd>> LayerMounts::MountApart(
-    const std::shared_ptr<State>& state, const LayerId& id) {
+Result<LayerMounts::Files> LayerMounts::OpenFilesNow(const std::shared_ptr<State>& state,
+                                                     const LayerId& id) {
   std::optional<LocalLayer> local;
   if (state->copies) {
     DSEC_TRY(local, (*state->cache)->Find(id));
@@ -48,13 +48,58 @@ Result<std::shared_ptr<const os::UniqueFd>> LayerMounts::MountApart(
   if (state->remote()) {
     // The use that the shared mount has keeps the copy.
     if (!local) return Error(Code::kUnavailable, "layer.unreachable", "its copy is gone");
-    return MountLayerApart(local->meta.get(), {{served.blob.get()}});
+    std::vector<os::UniqueFd> content;
+    content.push_back(std::move(served.blob));
+    return Files{std::move(local->meta), std::move(content)};
   }
   DSEC_TRY(const auto blobs, OpenBlobs(state->root));
-  DSEC_TRY(const LayerFiles files, OpenLayer(blobs.get(), id, !local.has_value()));
+  DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), id, !local.has_value()));
   if (!local) DSEC_TRY_VOID(CheckMeta(id, files));
-  DSEC_TRY(const auto parts, PartsOf(*state, id, files, local, served));
-  return MountLayerApart(parts.meta, parts.content);
+  DSEC_TRY(auto parts, PartsOf(*state, id, files, local, served));
+  Files out;
+  if (served.blob.valid()) {
+    out.content.push_back(std::move(served.blob));
+  } else {
+    out.content = std::move(files.content);
+  }
+  if (parts.shared_meta.valid()) {
+    out.meta = std::move(parts.shared_meta);
+  } else if (local && parts.meta == local->meta.get()) {
+    out.meta = std::move(local->meta);
+  } else {
+    out.meta = std::move(parts.meta == files.meta.get() ? files.meta : files.shared_meta);
+  }
+  return out;
+}
+
+Result<std::vector<LayerMounts::Files>> LayerMounts::OpenFiles(const std::vector<LayerId>& ids) {
+  using All = std::shared_ptr<std::vector<Files>>;
+  const auto pending = std::make_shared<Pending<All>>();
+  pending->Join();
+  const bool started = state_->threads.Start([state = state_, ids, pending] {
+    pending->Set([&]() -> Result<All> {
+      auto all = std::make_shared<std::vector<Files>>();
+      for (const LayerId& id : ids) {
+        DSEC_TRY(auto files, OpenFilesNow(state, id));
+        all->push_back(std::move(files));
+      }
+      return all;
+    }());
+  });
+  if (!started) return Unreachable("too many calls on it hang").WithErrno(EAGAIN);
+  auto opened = pending->Wait(state_->options.patience);
+  if (!opened) return Unreachable("no answer in time");
+  if (!opened->ok()) return std::move(*opened).error();
+  return std::move(***opened);
+}
+
+// On a thread that may hang.
+Result<std::shared_ptr<const os::UniqueFd>> LayerMounts::MountApart(
+    const std::shared_ptr<State>& state, const LayerId& id) {
+  DSEC_TRY(const Files files, OpenFilesNow(state, id));
+  std::vector<int> content;
+  for (const os::UniqueFd& file : files.content) content.push_back(file.get());
+  return MountLayerApart(files.meta.get(), content);
 }
 
 Result<std::vector<std::shared_ptr<const MountedLayer>>> LayerMounts::AcquireApart(

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/channel.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <boost/asio/this_coro.hpp>
 #include <deque>
 #include <unordered_map>
@@ -311,6 +314,18 @@ Task<std::shared_ptr<Channel>> Channel::ConnectUnix(runtime::Executor executor, 
   auto socket = co_await DialUnix(executor, path, deadline);
   if (!socket.ok()) co_return std::move(socket).error();
   co_return SocketChannel::Start(std::move(*socket), std::move(path), executor);
+}
+
+Result<std::shared_ptr<Channel>> Channel::Over(runtime::Executor executor, int socket,
+                                               std::string peer) {
+  boost::system::error_code error;
+  FrameSocket::Socket wrapped(executor);
+  wrapped.assign(asio::generic::stream_protocol(AF_UNIX, 0), socket, error);
+  if (error) {
+    ::close(socket);
+    return Error(Code::kInternal, "rpc.connect", fmt::format("{}: {}", peer, error.message()));
+  }
+  return SocketChannel::Start(std::move(wrapped), std::move(peer), executor);
 }
 
 Task<std::shared_ptr<Channel>> Channel::ConnectTcp(runtime::Executor executor, std::string host,

@@ -48,6 +48,10 @@ class Channel {
   static runtime::Task<std::shared_ptr<Channel>> ConnectTls(
       runtime::Executor executor, std::string host, uint16_t port,
       std::shared_ptr<const TlsContext> context, TlsExpect expect, runtime::Deadline deadline);
+  // Over a connected stream socket of any kind, non-blocking, which is the channel's from now on.
+  // `peer` names it in messages. kInternal "rpc.connect".
+  static Result<std::shared_ptr<Channel>> Over(runtime::Executor executor, int socket,
+                                               std::string peer);
   virtual ~Channel() = default;
 
   // One request, one answer. The peer's error as ParseResponse gives it; kDeadlineExceeded

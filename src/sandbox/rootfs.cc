@@ -5,6 +5,7 @@
 
 #include <ranges>
 
+#include "base/log.h"
 #include "os/mount.h"
 
 namespace dsec::sandbox {
@@ -49,6 +50,28 @@ Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const 
 
 Result<HeldLayers> AcquireLayers(image::LayerMounts& mounts, const std::vector<LayerId>& ids) {
   return mounts.Acquire(ids);
+}
+
+std::shared_ptr<const HeldLayers> HoldLayers(image::LayerMounts& mounts,
+                                             const v1::SandboxRecord& record) {
+  struct Adopted {
+    HeldLayers held;
+    std::vector<std::shared_ptr<const void>> later;
+  };
+  auto adopted = std::make_shared<Adopted>();
+  for (const std::string& text : record.layer_ids()) {
+    auto id = ParseLayerId(text);
+    auto mounted = id.ok() ? mounts.Acquire(*id)
+                           : Result<std::shared_ptr<const image::MountedLayer>>(id.error());
+    if (mounted.ok()) {
+      adopted->held.push_back(*std::move(mounted));
+    } else {
+      if (id.ok()) adopted->later.push_back(mounts.AcquireLater(*id));
+      log::Warn("sandbox.layer_not_held",
+                {{"sandbox_id", record.id()}, {"error", mounted.error()}});
+    }
+  }
+  return std::shared_ptr<const HeldLayers>(adopted, &adopted->held);
 }
 
 Result<std::vector<os::UniqueFd>> MapLayers(const HeldLayers& layers, int user_ns) {

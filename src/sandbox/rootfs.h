@@ -7,6 +7,7 @@
 
 #include "base/id.h"
 #include "base/result.h"
+#include "dsec/v1/model.pb.h"
 #include "image/layer_mounts.h"
 #include "image/shared_catalog.h"
 #include "os/unique_fd.h"
@@ -29,6 +30,11 @@ Result<std::vector<image::LayerInfo>> FindLayers(image::SharedCatalog& catalog,
 // The same with those that go below one of them (image::Manifest::lower), as they are mounted.
 Result<std::vector<LayerId>> ResolveLayers(image::SharedCatalog& catalog, const LayerRefs& refs);
 Result<HeldLayers> AcquireLayers(image::LayerMounts& mounts, const std::vector<LayerId>& ids);
+
+// The layers of a sandbox that runs already, as many of them as can be had: its own root does not
+// depend on them.
+std::shared_ptr<const HeldLayers> HoldLayers(image::LayerMounts& mounts,
+                                             const v1::SandboxRecord& record);
 
 // A clone of each layer's one mount on the node, in the same order, with ids mapped through
 // `user_ns`, so that what the image calls root is the root of that namespace.

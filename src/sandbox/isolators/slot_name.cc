@@ -27,6 +27,8 @@ std::optional<SlotName> SlotName::Parse(std::string_view text) {
   std::string_view rest = text;
   if (rest.starts_with('f')) {
     name.kind = SlotKind::kWorker;
+  } else if (rest.starts_with('v')) {
+    name.kind = SlotKind::kVm;
   } else if (!rest.starts_with('s')) {
     return std::nullopt;
   }

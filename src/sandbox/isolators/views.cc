@@ -58,7 +58,7 @@ Result<os::UniqueFd> BuildTree(const std::vector<ViewFile>& files) {
 
 }  // namespace
 
-Result<std::unique_ptr<Views>> Views::Open(const std::string& root) {
+Result<std::unique_ptr<Views>> Views::Open(const std::string& root, const std::string& attach) {
   constexpr size_t kMax = 16 << 20;
   HostFacts facts;
   DSEC_TRY(facts.cpuinfo, os::ReadFile(AT_FDCWD, (root + "/proc/cpuinfo").c_str(), kMax));
@@ -69,7 +69,7 @@ Result<std::unique_ptr<Views>> Views::Open(const std::string& root) {
   if (auto text = os::ReadFile(AT_FDCWD, (thp + "hpage_pmd_size").c_str(), 256); text.ok()) {
     facts.thp_pmd_size = *text;
   }
-  return std::make_unique<Views>(std::move(facts));
+  return std::make_unique<Views>(std::move(facts), attach);
 }
 
 Result<std::vector<ViewMount>> Views::For(const ViewShape& shape, int user_ns) {
@@ -97,6 +97,11 @@ Result<std::shared_ptr<const os::UniqueFd>> Views::TreeFor(const ViewShape& shap
   DSEC_TRY(auto built, BuildTree(MakeViews(shape, facts_)));
   auto tree = std::make_shared<const os::UniqueFd>(std::move(built));
   const std::lock_guard lock(mutex_);
+  if (!attach_.empty()) {
+    const std::string path = fmt::format("{}/{}", attach_, attached_++);
+    DSEC_TRY_VOID(os::MakeDir(AT_FDCWD, path.c_str(), 0700));
+    DSEC_TRY_VOID(os::MoveMount(tree->get(), AT_FDCWD, path.c_str()));
+  }
   entries_.push_front({shape, tree});
   if (entries_.size() > kMaxShapes) entries_.pop_back();
   return tree;

@@ -25,9 +25,12 @@ struct ViewMount {
 // blocks for some tens of microseconds, for a new shape a millisecond.
 class Views {
  public:
-  // Reads the facts below `root` (empty: the host).
-  static Result<std::unique_ptr<Views>> Open(const std::string& root = "");
-  explicit Views(HostFacts facts) : facts_(std::move(facts)) {}
+  // Reads the facts below `root` (empty: the host). The trees are attached to folders made in
+  // `attach`; empty: nowhere, and then mounts are taken of a detached tree, which needs Linux 6.15.
+  static Result<std::unique_ptr<Views>> Open(const std::string& root = "",
+                                             const std::string& attach = "");
+  explicit Views(HostFacts facts, std::string attach = "")
+      : facts_(std::move(facts)), attach_(std::move(attach)) {}
 
   // `user_ns`: the sandbox's user namespace.
   Result<std::vector<ViewMount>> For(const ViewShape& shape, int user_ns);
@@ -40,8 +43,10 @@ class Views {
   Result<std::shared_ptr<const os::UniqueFd>> TreeFor(const ViewShape& shape);
 
   const HostFacts facts_;
+  const std::string attach_;
   std::mutex mutex_;
   std::list<Entry> entries_;  // the last used first
+  uint64_t attached_ = 0;
 };
 
 }  // namespace dsec::sandbox

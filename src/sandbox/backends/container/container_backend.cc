@@ -12,8 +12,8 @@
 
 #include "base/fault.h"
 #include "base/log.h"
-#include "dsec/v1/aether.pb.h"
 #include "runtime/blocking_pool.h"
+#include "sandbox/agent_hello.h"
 #include "sandbox/backends/container/container_host.h"
 #include "sandbox/backends/container/create_work.h"
 #include "sandbox/backends/container/pack_request.h"
@@ -25,7 +25,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr char kAgentService[] = "dsec.v1.Aether";
 constexpr size_t kQueueLimit = 10'000;
 // A pack is bound by a core and the store; more at once would only take from each other.
 constexpr size_t kPackThreads = 2;
@@ -33,59 +32,6 @@ constexpr size_t kPackQueue = 256;
 constexpr auto kRemoveTime = std::chrono::seconds(10);  // of a slot without a sandbox
 // Between the end of the channel and that of the process, when the one comes from the other.
 constexpr auto kLastBreath = milliseconds(200);
-
-// Adds phases to a record, each from the end of the one before.
-class PhaseClock {
- public:
-  void Done(v1::SandboxRecord& record, std::string_view phase) {
-    const MonoTime now = Clock::System().Mono();
-    v1::PhaseTime* item = record.add_phases();
-    item->set_phase(std::string(phase));
-    item->set_micros(static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::microseconds>(now - last_).count()));
-    last_ = now;
-  }
-
- private:
-  MonoTime last_ = Clock::System().Mono();
-};
-
-void AddEnv(v1::HelloRequest& hello, const char* key, uint64_t value) {
-  for (const v1::KeyValue& item : hello.env()) {
-    if (item.key() == key) return;
-  }
-  v1::KeyValue* item = hello.add_env();
-  item->set_key(key);
-  item->set_value(fmt::format("{}", value));
-}
-
-v1::HelloRequest HelloOf(const v1::SandboxRecord& record, std::string token) {
-  const v1::SandboxSpec& spec = record.spec();
-  v1::HelloRequest hello;
-  hello.set_sandbox_id(record.id());
-  hello.set_token(std::move(token));
-  *hello.mutable_env() = spec.env();
-  AddEnv(hello, "DSEC_CPU_LIMIT_MILLIS", spec.limits().cpu_millis());
-  AddEnv(hello, "DSEC_MEMORY_LIMIT_BYTES", spec.limits().memory_bytes());
-  hello.set_workdir(spec.workdir());
-  hello.set_user(spec.user());
-  hello.set_output_bytes(spec.limits().output_bytes());
-  hello.set_open_files(spec.limits().open_files());
-  hello.set_memory_limit_bytes(spec.limits().memory_bytes());
-  hello.set_pids_limit(spec.limits().pids());
-  return hello;
-}
-
-// What CgroupTree::WaitGone does, without a thread.
-runtime::Task<void> WaitGone(const DyingSlot& dying, runtime::Deadline deadline) {
-  while (dying.events.valid()) {
-    DSEC_CO_TRY(const bool empty, CgroupTree::IsEmpty(dying.events.get()));
-    if (empty) break;
-    DSEC_CO_TRY_VOID(co_await WaitFd(dying.events.get(), FdEvent::kPriority, deadline));
-  }
-  if (!dying.agent.valid()) co_return Ok();
-  co_return co_await WaitFd(dying.agent.fd(), FdEvent::kReadable, deadline);
-}
 
 }  // namespace
 
@@ -379,12 +325,7 @@ runtime::Task<std::shared_ptr<rpc::Channel>> ContainerBackend::Greet(
   const auto executor = co_await boost::asio::this_coro::executor;
   DSEC_CO_TRY(auto channel, co_await rpc::Channel::ConnectUnix(
                                 executor, host_->host->SocketPath(slot), deadline));
-  auto reply = co_await channel->Call<v1::HelloReply>(kAgentService, "Hello", hello, deadline);
-  if (!reply.ok()) {
-    channel->Close();
-    co_return std::move(reply).error().Context("Hello to the agent of {}", record.id());
-  }
-  co_return channel;
+  co_return co_await SayHello(std::move(channel), hello, deadline);
 }
 
 runtime::Task<std::shared_ptr<Instance>> ContainerBackend::Adopt(const v1::SandboxRecord& record,
@@ -503,6 +444,8 @@ Result<std::vector<std::string>> ContainerBackend::Purge(const ContainerOptions&
   DSEC_TRY(auto lines, host->Recover(nothing, deadline));
   DSEC_TRY(const auto workers, host->tree().Sweep(SlotKind::kWorker, nothing.slot, deadline));
   std::ranges::copy(workers, std::back_inserter(lines));
+  DSEC_TRY(const auto machines, host->tree().Sweep(SlotKind::kVm, nothing.slot, deadline));
+  std::ranges::copy(machines, std::back_inserter(lines));
   DSEC_TRY_VOID(host->RemoveRoots());
   return lines;
 }

@@ -218,24 +218,7 @@ Result<void> ContainerHost::RemoveSlot(const SlotName& slot, MonoTime deadline) 
 }
 
 std::shared_ptr<const HeldLayers> ContainerHost::HoldLayers(const v1::SandboxRecord& record) {
-  struct Adopted {
-    HeldLayers held;
-    std::vector<std::shared_ptr<const void>> later;
-  };
-  auto adopted = std::make_shared<Adopted>();
-  for (const std::string& text : record.layer_ids()) {
-    auto id = ParseLayerId(text);
-    auto mounted = id.ok() ? layers_->Acquire(*id)
-                           : Result<std::shared_ptr<const image::MountedLayer>>(id.error());
-    if (mounted.ok()) {
-      adopted->held.push_back(*std::move(mounted));
-    } else {
-      if (id.ok()) adopted->later.push_back(layers_->AcquireLater(*id));
-      log::Warn("sandbox.layer_not_held",
-                {{"sandbox_id", record.id()}, {"error", mounted.error()}});
-    }
-  }
-  return std::shared_ptr<const HeldLayers>(adopted, &adopted->held);
+  return sandbox::HoldLayers(*layers_, record);
 }
 
 Result<ContainerHost::Layers> ContainerHost::AcquireLayers(v1::SandboxRecord& record) {

@@ -64,7 +64,7 @@ class SlotPool final : public SlotIndices {
   // A ready one or nothing; never waits.
   std::optional<ReadySlot> TryTake();
   // Makes a foreign name an owned one; false when it is not there.
-  bool Adopt(const SlotName& name);
+  bool Adopt(const SlotName& name) override;
   Result<SlotName> Reserve(SlotKind kind) override;
   void Release(const SlotName& name) override;
 
