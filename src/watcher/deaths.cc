@@ -22,6 +22,7 @@ namespace {
 
 constexpr auto kStoreTime = std::chrono::seconds(5);
 constexpr auto kPulse = std::chrono::milliseconds(1'000);  // of lease and testimony
+constexpr auto kYield = std::chrono::seconds(3);
 constexpr auto kQuotaRetry = std::chrono::seconds(5);
 
 Deadline Soon() { return Deadline::After(kStoreTime); }
@@ -99,7 +100,8 @@ Task<void> Watcher::LeadOnce() {
     DSEC_CO_TRY(lease_, co_await store_.Grant(options_.lease, Soon()));
   }
   DSEC_CO_TRY_VOID(co_await Testify());
-  if (!watch_known_ || !leader_run_.empty()) co_return Ok();
+  if (!watch_known_ || !leader_run_.empty() || options_.clock->Mono() < yield_until_)
+    co_return Ok();
   v1::WatcherLeader leader;
   leader.set_watcher(options_.id);
   leader.set_run(run_);
@@ -132,8 +134,11 @@ Task<void> Watcher::Testify() {
   testimony.set_run(run_);
   testimony.set_address(options_.address);
   testimony.set_tick(++testimonies_);
-  for (const auto& [node, time] : silent)
-    (*testimony.mutable_silent_ms())[node] = static_cast<uint64_t>(time.count());
+  for (const auto& [id, time] : silent) {
+    (*testimony.mutable_silent_ms())[id] = static_cast<uint64_t>(time.count());
+    const auto node = nodes_.find(id);
+    if (node != nodes_.end() && node->second->mirror.place() != 0) testimony.add_mirrored(id);
+  }
   auto put = co_await store_.Put(layout::Seen(options_.id), testimony.SerializeAsString(),
                                  std::nullopt, lease_, Soon());
   if (!put.ok()) co_return std::move(put).error();
@@ -165,8 +170,32 @@ void Watcher::LookForDeaths(MonoTime now) {
   for (const std::string& id : health_.Dead(others, Registered(), now)) {
     const NodePtr& node = nodes_.at(id);
     if (node->declaring) continue;
+    if (node->mirror.place() == 0 && SomebodyMirrors(id, now)) {
+      // That one is to declare it: what lived there would be forgotten.
+      yield_until_ = now + kYield;
+      runtime::Spawn(gate_, executor_, Yield());
+      return;
+    }
     node->declaring = runtime::Spawn(gate_, executor_, Bury(id));
   }
+}
+
+bool Watcher::SomebodyMirrors(const std::string& id, MonoTime now) const {
+  return std::any_of(others_.begin(), others_.end(), [&](const auto& entry) {
+    const auto& mirrored = entry.second.testimony.mirrored();
+    return now - entry.second.heard <= options_.health.heard_within &&
+           std::find(mirrored.begin(), mirrored.end(), id) != mirrored.end();
+  });
+}
+
+// Gives the lead to whoever wants it.
+boost::asio::awaitable<void> Watcher::Yield() {
+  if (!leads()) co_return;
+  std::vector<store::Condition> conditions = {{std::string(layout::kLeader), leader_version_}};
+  std::vector<store::Write> writes = {{std::string(layout::kLeader), std::nullopt, 0}};
+  leader_version_ = 0;
+  auto done = co_await store_.Commit(std::move(conditions), std::move(writes), Soon());
+  log::Info("watcher.yields", {{"watcher", options_.id}, {"ok", done.ok()}});
 }
 
 bool Watcher::StillDead(const std::string& id) {

@@ -115,6 +115,8 @@ class Watcher final : public SnapshotApi {
   // the last step when `by_rule`.
   runtime::Task<void> Declare(NodePtr node, std::string who, bool by_rule);
   bool StillDead(const std::string& id);
+  bool SomebodyMirrors(const std::string& id, MonoTime now) const;
+  boost::asio::awaitable<void> Yield();
   boost::asio::awaitable<void> ReturnQuota(std::string id);
   boost::asio::awaitable<void> Lead();
   runtime::Task<void> LeadOnce();
@@ -152,6 +154,7 @@ class Watcher final : public SnapshotApi {
   std::string leader_name_;
   store::Revision leader_version_ = 0;  // of watch/leader while it is ours
   bool watch_known_ = false;
+  MonoTime yield_until_{};
   runtime::AsyncEvent leader_gone_;
   std::map<std::string, Other> others_;  // by watcher
   uint64_t testimonies_ = 0;
