@@ -121,6 +121,7 @@ class Run {
   void EndOld(uint64_t count);
   void Inject();
   void Heal();
+  void ComeBack(const std::string& id, bool machine);
   void LookAtNodes();
   void LookAtQuota();
   void Check();
@@ -333,17 +334,7 @@ void Run::Inject() {
       died_.insert(id);
       node.SetLink(SimNode::Link::kHangs);
       if (machine) At(milliseconds(500), [&node] { node.LoseAll(); });
-      At(Between(14'000, 30'000), [this, id, &node] {
-        node.SetLink(SimNode::Link::kUp);
-        // A death that was on its way at this moment counts.
-        At(seconds(3), [this, id] {
-          if (sim_.Record(id).state() == v1::NODE_DEAD) sim_.Rejoin(id);
-          At(seconds(10), [this, id] {
-            silent_since_.erase(id);
-            counted_dead_.erase(id);
-          });
-        });
-      });
+      At(Between(14'000, 30'000), [this, id, machine] { ComeBack(id, machine); });
       break;
     }
     case 8: {
@@ -383,6 +374,23 @@ void Run::Inject() {
   }
 }
 
+// A machine that has lost all joins as a new one, when the old one is dead.
+void Run::ComeBack(const std::string& id, bool machine) {
+  if (machine && sim_.Record(id).state() != v1::NODE_DEAD) {
+    At(seconds(1), [this, id, machine] { ComeBack(id, machine); });
+    return;
+  }
+  sim_.node(id).SetLink(SimNode::Link::kUp);
+  // A death that was on its way at this moment counts.
+  At(seconds(3), [this, id] {
+    if (sim_.Record(id).state() == v1::NODE_DEAD) sim_.Rejoin(id);
+    At(seconds(10), [this, id] {
+      silent_since_.erase(id);
+      counted_dead_.erase(id);
+    });
+  });
+}
+
 void Run::LookAtNodes() {
   const auto dead = [this](const std::string& id) {
     return sim_.Record(id).state() == v1::NODE_DEAD;
@@ -417,11 +425,9 @@ void Run::LookAtQuota() {
 }
 
 void Run::Heal() {
-  for (const auto& [at, act] : std::exchange(agenda_, {})) act();
-  for (const auto& [at, act] : std::exchange(agenda_, {})) act();
   for (size_t i = 0; i < sim_.node_count(); ++i) {
-    sim_.node(i).SetLink(SimNode::Link::kUp);
     const std::string& id = sim_.node(i).id();
+    sim_.node(i).SetLink(SimNode::Link::kUp);
     if (sim_.Record(id).state() == v1::NODE_DEAD) sim_.Rejoin(id);
   }
 }
@@ -495,7 +501,7 @@ SimRunResult Run::Go() {
   }
   Measure();
   const MonoTime settled = VirtualNow() + options_.settle;
-  while (VirtualNow() < settled) {
+  while (VirtualNow() < settled || (!agenda_.empty() && VirtualNow() < settled + options_.settle)) {
     sim_.world().RunFor(milliseconds(100));
     while (!agenda_.empty() && agenda_.begin()->first <= VirtualNow()) {
       auto act = std::move(agenda_.begin()->second);
