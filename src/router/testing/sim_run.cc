@@ -88,7 +88,8 @@ struct Op {
   int tries = 0;
   bool waiting = false;  // for the answer of the last try
   bool done = false;
-  bool deleted = false;
+  bool deleted = false;      // its client wants it gone
+  bool delete_told = false;  // and was told that it is
   std::optional<Error> failed;
   std::string sandbox;
 };
@@ -120,6 +121,7 @@ class Run {
   void LookAfterClients();
   void EndOld(uint64_t count);
   void Inject();
+  void DeleteOp(const OpPtr& op, int tries);
   void Heal();
   void ComeBack(const std::string& id, bool machine);
   void LookAtNodes();
@@ -359,19 +361,22 @@ void Run::Inject() {
       if (op->done) break;
       op->deleted = true;
       ++result_.deleted;
-      SimCluster::Api& api = sim_.api(AnyApi());
-      auto work = [](ClusterEdge& edge, std::string request) -> boost::asio::awaitable<void> {
-        (void)co_await edge.DeleteByRequest(std::string(kProject), request, "owner",
-                                            Deadline::After(seconds(20)));
-      };
-      runtime::internal::StartDetached(sim_.world().at(api.process), work(*api.edge, op->id));
-      At(seconds(40), [this, op, work] {
-        // Its process may have died on the way: a client asks again.
-        SimCluster::Api& other = sim_.api(AnyApi());
-        runtime::internal::StartDetached(sim_.world().at(other.process), work(*other.edge, op->id));
-      });
+      DeleteOp(op, 8);
     }
   }
+}
+
+// As a client that wants it gone: again, until it is told so.
+void Run::DeleteOp(const OpPtr& op, int tries) {
+  if (op->delete_told || tries == 0) return;
+  auto work = [](ClusterEdge& edge, OpPtr of) -> boost::asio::awaitable<void> {
+    auto done = co_await edge.DeleteByRequest(std::string(kProject), of->id, "owner",
+                                              Deadline::After(seconds(10)));
+    of->delete_told |= done.ok();
+  };
+  SimCluster::Api& api = sim_.api(AnyApi());
+  runtime::internal::StartDetached(sim_.world().at(api.process), work(*api.edge, op));
+  At(seconds(12), [this, op, tries] { DeleteOp(op, tries - 1); });
 }
 
 // A machine that has lost all joins as a new one, when the old one is dead.
@@ -547,8 +552,10 @@ void Run::Check() {
       if (!first)
         Violation(fmt::format("{} lives twice, as {} and as {}", request, it->second, id));
       const OpPtr& op = by_id.at(request);
-      if (op->deleted) {
+      if (op->delete_told) {
         Violation(fmt::format("{} was deleted and lives as {}", request, id));
+      } else if (op->deleted) {
+        Violation(fmt::format("{} could not be deleted", request));
       } else if (op->sandbox != id && options_.faults) {
         Violation(fmt::format("{} lives and nobody was told ({})", id, request));
       }
