@@ -269,6 +269,18 @@ def bench_placement(figures, build, wanted):
             figures.add(figure["name"], figure["value"], figure["unit"], figure["baseline"], figure["ratio"], **figure["detail"])
 
 
+def bench_cluster(figures, build, wanted):
+    """Whole clusters on virtual time, and one apiserver's way of a create in real time (src/router)."""
+    commands = {"apiserver_rate": ["cluster_rate"], "node_death_detection": ["cluster_sim", "nodes", "1", "300"],
+                "placement_imbalance_whole": ["cluster_sim", "burst"], "cluster_sim_unit": ["cluster_sim", "unit"],
+                "cluster_sim_wide": ["cluster_sim", "wide"], "cluster_sim_faults": ["cluster_sim", "faults", "1", "400"]}
+    for name in [name for name in commands if name in wanted]:
+        program, *args = commands[name]
+        for line in subprocess.check_output([build / "bin" / program, *args]).splitlines():
+            figure = json.loads(line)
+            figures.add(name, figure["value"], figure["unit"], figure["baseline"], figure["ratio"], **figure["detail"])
+
+
 def limited_spawn_rate(program, runs=2000, concurrency=2):
     """Runs of a program a second by fork + exec with rlimits only, in so many processes."""
     limits = [(resource.RLIMIT_CPU, 10), (resource.RLIMIT_FSIZE, 1 << 28), (resource.RLIMIT_NOFILE, 4096)]
@@ -343,6 +355,8 @@ def build_native_layer(build, layers):
                         "bench-native:1", "--from-dir", folder], check=True, stdout=subprocess.DEVNULL)
 
 
+CLUSTER = {"apiserver_rate", "node_death_detection", "placement_imbalance_whole", "cluster_sim_unit", "cluster_sim_wide",
+           "cluster_sim_faults"}
 FNCALL = {"fncall_rate", "fncall_python_warm", "fncall_python_warm_rate", "fncall_cpp", "fncall_soak"}
 
 
@@ -481,7 +495,7 @@ async def main():
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_python_warm_rate",
              "fncall_cpp", "fncall_soak", "layer_build", "layer_compress", "create_many_layers", "catalogue_page", "pack_diff",
-             "placement_rate", "placement_imbalance", "iam_check"]
+             "placement_rate", "placement_imbalance", "iam_check", *sorted(CLUSTER)]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     named = [*names, *burst.FIGURES, "prefetch_first_command"]
     unknown = wanted - set(named)
@@ -511,6 +525,8 @@ async def main():
             bench_fncall_trivial(figures, arguments.build)
         if wanted & {"placement_rate", "placement_imbalance"}:
             bench_placement(figures, arguments.build, wanted)
+        if wanted & CLUSTER:
+            bench_cluster(figures, arguments.build, wanted)
         if "iam_check" in wanted:
             import iam
 

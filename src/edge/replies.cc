@@ -19,7 +19,7 @@ struct GoneReason {
   std::string_view cause;
   std::string_view reason;
 };
-constexpr std::array<GoneReason, 11> kGoneReasons = {{
+constexpr std::array<GoneReason, 13> kGoneReasons = {{
     {model::cause::kUserStop, "sandbox.ended.user_stop"},
     {model::cause::kTtl, "sandbox.ended.ttl"},
     {model::cause::kIdle, "sandbox.ended.idle"},
@@ -31,6 +31,8 @@ constexpr std::array<GoneReason, 11> kGoneReasons = {{
     {model::cause::kPurged, "sandbox.ended.purged"},
     {model::cause::kNodeLost, "sandbox.ended.node_lost"},
     {model::cause::kHostRestarted, "sandbox.ended.host_restarted"},
+    {model::cause::kJobEnded, "sandbox.ended.job_ended"},
+    {model::cause::kDrained, "sandbox.ended.drained"},
 }};
 
 // Maps have no order of their own.

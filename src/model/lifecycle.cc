@@ -16,13 +16,15 @@ struct CauseRow {
   v1::FaultClass fault;
 };
 
-constexpr std::array<CauseRow, 11> kCauses = {{
+constexpr std::array<CauseRow, 13> kCauses = {{
     {cause::kUserStop, v1::STATE_STOPPED, v1::FAULT_NONE},
     {cause::kTtl, v1::STATE_STOPPED, v1::FAULT_NONE},
     {cause::kIdle, v1::STATE_STOPPED, v1::FAULT_NONE},
     {cause::kUnclaimed, v1::STATE_STOPPED, v1::FAULT_NONE},
     {cause::kEntrypointExit, v1::STATE_STOPPED, v1::FAULT_NONE},
     {cause::kPurged, v1::STATE_STOPPED, v1::FAULT_NONE},
+    {cause::kJobEnded, v1::STATE_STOPPED, v1::FAULT_NONE},
+    {cause::kDrained, v1::STATE_STOPPED, v1::FAULT_INFRASTRUCTURE},
     {cause::kCreateFailed, v1::STATE_FAILED, v1::FAULT_INFRASTRUCTURE},
     {cause::kOom, v1::STATE_FAILED, v1::FAULT_WORKLOAD},
     {cause::kAgentDied, v1::STATE_FAILED, v1::FAULT_INFRASTRUCTURE},

@@ -24,6 +24,8 @@ inline constexpr std::string_view kAgentDied = "agent_died";
 inline constexpr std::string_view kPurged = "purged";
 inline constexpr std::string_view kNodeLost = "node_lost";
 inline constexpr std::string_view kHostRestarted = "host_restarted";
+inline constexpr std::string_view kJobEnded = "job_ended";
+inline constexpr std::string_view kDrained = "drained";
 }  // namespace cause
 
 bool IsCause(std::string_view cause);

@@ -24,7 +24,9 @@ constexpr auto kEndTime = std::chrono::seconds(60);
 constexpr uint64_t kMaxWaitMs = 3'600'000;
 
 bool Silent(const Error& error) {
-  return error.code() == Code::kUnavailable || error.code() == Code::kDeadlineExceeded;
+  // A later epoch there than here: what is known here of the node is about to change.
+  return error.code() == Code::kUnavailable || error.code() == Code::kDeadlineExceeded ||
+         error.reason() == "edge.epoch_stale";
 }
 
 // The node has not begun it and will not.

@@ -25,7 +25,9 @@ constexpr std::chrono::milliseconds kDoorRetry{1'000};
 Deadline Soon() { return Deadline::After(kStoreTime); }
 
 bool Silent(const Error& error) {
-  return error.code() == Code::kUnavailable || error.code() == Code::kDeadlineExceeded;
+  // A later epoch there than here: what is known here of the node is about to change.
+  return error.code() == Code::kUnavailable || error.code() == Code::kDeadlineExceeded ||
+         error.reason() == "edge.epoch_stale";
 }
 
 Error Gone(const LostOfNode::One& lost) { return edge::GoneError(RecordOf(lost).termination()); }

@@ -58,7 +58,7 @@ TEST(Mirror, Step_ChangesWhatIsKnownAndNothingElse) {
   unknown.set_id(Id("n1"));
   all.changed.push_back(step);
   all.changed.push_back(unknown);
-  EXPECT_TRUE(mirror.Apply(all));
+  EXPECT_TRUE(mirror.Apply(all, 0));
   ASSERT_EQ(mirror.size(), 1u);
   const auto parts = mirror.Parts();
   const auto& left = parts[0].sandboxes(0);

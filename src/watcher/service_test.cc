@@ -462,6 +462,35 @@ TEST_F(WatcherServiceTest, OldLeader_CannotCommitADeath) {
   EXPECT_EQ(Leaders(), 1u);
 }
 
+TEST_F(WatcherServiceTest, LeaderThatNeverSawTheNode_LeavesItToOneThatDid) {
+  AddNodes(5);
+  FillNode("n001", 20);
+  One& first = AddWatcher("w1");
+  world_.RunFor(seconds(5));
+  nodes_.down.insert("n001");
+  world_.RunFor(seconds(1));
+  AddWatcher("w2");
+  world_.Pause(first.process);
+  ASSERT_TRUE(world_.RunUntil([&] { return StatusOf(*watchers_[1]).leads; }, seconds(7)));
+  world_.Continue(first.process);
+  world_.RunFor(seconds(20));
+  EXPECT_EQ(Node("n001").state(), v1::NODE_DEAD);
+  ASSERT_EQ(Lost().size(), 1u);
+  v1::LostPart part;
+  ASSERT_TRUE(part.ParseFromString(Lost()[0].value));
+  EXPECT_EQ(part.sandboxes_size(), 20);
+  EXPECT_EQ(Leaders(), 1u);
+}
+
+TEST_F(WatcherServiceTest, NodeThatNobodyEverSaw_IsDeclaredAllTheSame) {
+  AddNodes(5);
+  nodes_.down.insert("n001");
+  AddWatcher("w1");
+  AddWatcher("w2");
+  world_.RunFor(seconds(20));
+  EXPECT_EQ(Node("n001").state(), v1::NODE_DEAD);
+}
+
 TEST_F(WatcherServiceTest, StoreAway_NothingDiesAndAllGoesOnAfter) {
   AddNodes(5);
   One& one = AddWatcher("w1");

@@ -59,6 +59,7 @@ class SimCluster {
   Api& api(size_t index) { return *apis_.at(index); }
   Watch& watch(size_t index) { return *watches_.at(index); }
   size_t api_count() const { return apis_.size(); }
+  size_t watch_count() const { return watches_.size(); }
 
   size_t AddApi();
   size_t AddWatcher();

@@ -207,19 +207,18 @@ class SimNode::SimClaim final : public edge::Claim {
   SimClaim(SimNode& node, std::shared_ptr<Sandbox> sandbox)
       : node_(node), sandbox_(std::move(sandbox)) {}
   ~SimClaim() override {
-    if (delivered_ || !sandbox_->live()) return;
+    if (sandbox_->delivered || !sandbox_->live()) return;
     sandbox_->claim_until_ms = NowMs() + node_.options_.claim_grace.count();
     runtime::Spawn(node_.gate_, node_.executor_, node_.EndUnclaimed(sandbox_));
   }
   void Delivered() override {
-    delivered_ = true;
+    sandbox_->delivered = true;
     sandbox_->claim_until_ms = 0;
   }
 
  private:
   SimNode& node_;
   const std::shared_ptr<Sandbox> sandbox_;
-  bool delivered_ = false;
 };
 
 SimNode::SimNode(SimNodeOptions options, runtime::Executor executor)
@@ -255,10 +254,11 @@ Task<void> SimNode::Arrive(uint64_t epoch, Deadline deadline) {
   if (link_ == Link::kRefuses)
     co_return Error(Code::kUnavailable, "rpc.connect", "connection refused");
   if (epoch < epoch_)
-    co_return Error(Code::kUnavailable, "edge.epoch", "this node has a later epoch");
+    co_return Error(Code::kFailedPrecondition, "edge.epoch_stale", "this node has a later epoch");
   if (epoch > epoch_) {
     // It was declared dead: what it had is no longer, before it answers.
-    for (const auto& [id, sandbox] : sandboxes_) EndOne(*sandbox, "fenced");
+    for (const auto& [id, sandbox] : sandboxes_)
+      EndOne(*sandbox, std::string(model::cause::kNodeLost));
     epoch_ = epoch;
   }
   co_return Ok();
@@ -309,6 +309,12 @@ void SimNode::Preload(uint64_t count, const std::string& project) {
   live_ += count;
 }
 
+size_t SimNode::charged() const {
+  return static_cast<size_t>(std::count_if(sandboxes_.begin(), sandboxes_.end(), [](auto& entry) {
+    return entry.second->live() && static_cast<bool>(entry.second->charge);
+  }));
+}
+
 Task<edge::Created> SimNode::Create(v1::CreateRequest request, Deadline deadline) {
   const std::string digest = edge::CreateDigest(request);
   const std::string key = request.project() + '\0' + request.request_id();
@@ -330,7 +336,7 @@ Task<edge::Created> SimNode::Create(v1::CreateRequest request, Deadline deadline
                       fmt::format("{} live of {}", live_, options_.capacity));
     }
     sandbox = std::make_shared<Sandbox>();
-    sandbox->id = request.sandbox_id().empty()
+    sandbox->id = request.sandbox_id().empty() || options_.forgetful
                       ? NewSandboxId(NodeId(options_.id), Clock::System()).str()
                       : request.sandbox_id();
     sandbox->project = request.project();
@@ -341,7 +347,7 @@ Task<edge::Created> SimNode::Create(v1::CreateRequest request, Deadline deadline
     sandbox->created_ms = NowMs();
     sandbox->change = std::make_shared<runtime::AsyncEvent>();
     sandboxes_.emplace(sandbox->id, sandbox);
-    requests_.emplace(key, sandbox);
+    if (!options_.forgetful) requests_.emplace(key, sandbox);
     ++live_;
     ++creates_;
     runtime::Spawn(gate_, executor_, Make(sandbox));
@@ -425,7 +431,7 @@ void SimNode::EndOne(Sandbox& sandbox, const std::string& cause) {
   if (!sandbox.live()) return;
   sandbox.ended_ms = NowMs();
   sandbox.cause = cause;
-  sandbox.state = v1::STATE_STOPPED;
+  sandbox.state = model::IsCause(cause) ? model::EndStateOf(cause) : v1::STATE_STOPPED;
   sandbox.charge.Release();
   --live_;
   Announce(sandbox, "ended");

@@ -28,6 +28,7 @@ struct SimNodeOptions {
   std::chrono::milliseconds create_jitter{40};  // and up to that much more
   std::chrono::milliseconds claim_grace{60'000};
   uint64_t seed = 1;
+  bool forgetful = false;  // does not know a request again: what the checks of a run must find
   // With a store: the node's real quota keeper, with these limits.
   store::Store* store = nullptr;
   std::function<std::optional<iam::Limits>(const iam::ProjectPath&)> limits;
@@ -69,6 +70,7 @@ class SimNode {
     uint64_t events = 0;
     std::optional<Error> failed;
     bool done = false;
+    bool delivered = false;  // somebody knows of it
     int joiners = 0;
     std::shared_ptr<runtime::AsyncEvent> change;  // while it is being made
     iam::QuotaKeeper::Charge charge;
@@ -79,6 +81,8 @@ class SimNode {
   // For the checks of a test.
   const std::map<std::string, std::shared_ptr<Sandbox>>& sandboxes() const { return sandboxes_; }
   size_t live() const { return live_; }
+  // Live ones that hold a charge of their project's quota.
+  size_t charged() const;
   const std::string& id() const { return options_.id; }
   uint64_t epoch() const { return epoch_; }
   uint64_t creates() const { return creates_; }
