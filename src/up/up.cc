@@ -24,6 +24,7 @@
 #include "runtime/shards.h"
 #include "sandbox/backends/container/container_backend.h"
 #include "sandbox/backends/fncall/fncall_backend.h"
+#include "sandbox/backends/microvm/microvm_backend.h"
 #include "up/control.h"
 #include "up/layer_catalog.h"
 #include "up/node.h"
@@ -119,6 +120,8 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   DSEC_TRY_VOID(mounts.Check());
   DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
   DSEC_TRY(const auto backend, sandbox::ContainerBackend::Open(container, *store, mounts));
+  DSEC_TRY(const sandbox::MicroVmOptions vm_options, MicroVmOptionsOf(config));
+  DSEC_TRY(const auto vms, sandbox::MicroVmBackend::Open(vm_options, backend->parts(), mounts));
   DSEC_TRY(const auto fn_backend,
            sandbox::FnCallBackend::Open(FnCallOptionsOf(config), backend->parts(), mounts));
   DSEC_TRY(fn::FnOptions fn_options, FnOptionsOf(config));
@@ -129,7 +132,8 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   edge::EdgeOptions edge_options = EdgeOptionsOf(config, backend->ScratchPath());
   edge_options.quota = &control->quota();
   auto opened =
-      edge::Edge::Open(std::move(edge_options), *shards, {{v1::BACKEND_CONTAINER, backend.get()}});
+      edge::Edge::Open(std::move(edge_options), *shards,
+                       {{v1::BACKEND_CONTAINER, backend.get()}, {v1::BACKEND_MICROVM, vms.get()}});
   if (!opened.ok()) {
     control->Close(*shards);
     return std::move(opened).error();
@@ -255,6 +259,10 @@ int PurgeMain(int argc, char** argv) {
     DSEC_TRY(const std::vector<std::string> removed,
              sandbox::ContainerBackend::Purge(container, Clock::System().Mono() + seconds(60)));
     for (const std::string& line : removed) std::printf("removed %s\n", line.c_str());
+    // After their processes.
+    DSEC_TRY(const sandbox::MicroVmOptions vms, MicroVmOptionsOf(config));
+    DSEC_TRY(const std::vector<std::string> machines, sandbox::MicroVmBackend::Purge(vms));
+    for (const std::string& line : machines) std::printf("removed %s\n", line.c_str());
     // After the sandboxes, which read through it.
     DSEC_TRY(const std::vector<std::string> served,
              blobfs::Client::Purge(BlobfsDir(config), config.run_dir,

@@ -12,6 +12,8 @@ packages=(
   libcurl4-openssl-dev
   # layers and scratch space
   erofs-utils btrfs-progs e2fsprogs mount skopeo attr libcap2-bin
+  # microVMs
+  qemu-system-x86 qemu-system-data
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap docker-registry g++
   moosefs-master moosefs-chunkserver moosefs-client etcd-server iproute2
