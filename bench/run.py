@@ -495,7 +495,7 @@ async def main():
     names = ["create_ready", "create_first_command", "exec_round_trip", "create_rate", "create_growth", "live_memory",
              "live_sandboxes", "edge_adoption", "fncall_trivial", "fncall_rate", "fncall_python_warm", "fncall_python_warm_rate",
              "fncall_cpp", "fncall_soak", "layer_build", "layer_compress", "create_many_layers", "catalogue_page", "pack_diff",
-             "placement_rate", "placement_imbalance", "iam_check", *sorted(CLUSTER)]
+              "placement_rate", "placement_imbalance", "iam_check", "microvm_ready", *sorted(CLUSTER)]
     wanted = set(filter(None, arguments.only.split(","))) or set(names)
     named = [*names, *burst.FIGURES, "prefetch_first_command"]
     unknown = wanted - set(named)
@@ -545,6 +545,10 @@ async def main():
         node.stop()
         node.purge()
         shutil.rmtree(folder, ignore_errors=True)
+    if "microvm_ready" in wanted:
+        import microvm
+
+        await asyncio.to_thread(microvm.bench_microvm, figures, arguments.build.resolve(), layers)
     if wanted & set(burst.FIGURES):  # on nodes of their own, with nothing else on the machine
         await burst.bench_bursts(figures, arguments.build.resolve(), wanted, arguments.images, arguments.tasks, arguments.runs)
     if "prefetch_first_command" in wanted:  # the same

@@ -14,6 +14,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sdk" / "py
 import support  # noqa: E402
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "vm: also run on microVMs (DSEC_TEST_BACKEND=microvm)")
+
+
 @pytest.fixture(scope="session")
 def layers():
     """A layer store with the base `debian:test`."""

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 
-from libdsec import DSecContainerRunArgs
+from libdsec import DSecContainerRunArgs, DSecMicroVMRunArgs
 from libdsec.sync import DSecClient
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -20,6 +20,8 @@ BUILD = pathlib.Path(os.environ.get("DSEC_BUILD", ROOT / "build" / "dev"))
 DSEC = BUILD / "bin" / "dsec"
 BASE = "debian:test"
 MIB = 1 << 20
+# On which backend the cases run: container, or microvm for those that bear the mark `vm`.
+BACKEND = os.environ.get("DSEC_TEST_BACKEND", "container")
 
 
 def wait_until(condition, seconds, what):
@@ -69,7 +71,7 @@ class Node:
         self.program = program
         self.node_id = node_id
         self.layers = layers
-        self.config = config
+        self.config = {"vm_allow_emulation": True, **config} if BACKEND == "microvm" else config
         self.state = self.folder / "state"
         self.run = self.folder / "run"
         self.log = self.folder / "dsec.log"
@@ -181,7 +183,7 @@ def args(**overrides):
     values = dict(container_image=BASE, memory_limit_mb=256, cpu_cores_limit=1, pids_limit=256, disk_limit_mb=512,
                   output_limit_bytes=MIB)
     values.update(overrides)
-    return DSecContainerRunArgs(**values)
+    return (DSecMicroVMRunArgs if BACKEND == "microvm" else DSecContainerRunArgs)(**values)
 
 
 @contextlib.contextmanager

@@ -185,6 +185,7 @@ void WriteSandbox(JsonWriter& json, const v1::SandboxRecord& record, int64_t exe
   json.Field("workspace", spec.workspace());
   WriteStrings(json, "toolkits", spec.toolkits());
   WriteStrings(json, "layer_ids", record.layer_ids());
+  if (record.emulated()) json.Field("emulated", true);
   json.Key("limits");
   WriteLimits(json, spec.limits());
   json.BeginObject("network");

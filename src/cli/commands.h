@@ -36,8 +36,8 @@ void AddFnCommands(CLI::App& app, Context& context);   // fn run types pools
 
 // Flags that describe a sandbox; shared by create and run.
 struct CreateFlags {
-  std::string base, workspace, user, workdir, hostname, name, project, memory, disk, shm, ttl, idle,
-      wait = "120";
+  std::string base, backend, workspace, user, workdir, hostname, name, project, memory, disk, shm,
+      ttl, idle, wait = "120";
   std::vector<std::string> toolkits, env, labels;
   double cpus = 0;
   bool record_first_touch = false;

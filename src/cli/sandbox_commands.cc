@@ -332,6 +332,7 @@ void Doctor(Context& context) {
 
 void CreateFlags::AddTo(CLI::App& command) {
   command.add_option("base", base, "Base layer, name:tag or id")->required();
+  command.add_option("--backend", backend, "container (the default) or microvm");
   command.add_option("--workspace", workspace, "Workspace layer");
   command.add_option("--toolkit", toolkits, "Toolkit layer; repeat, bottom to top");
   command.add_option("--memory", memory, "Memory limit, e.g. 512m");
@@ -380,9 +381,10 @@ Result<std::string> CreateFlags::ToJson() const {
     if (text->empty()) continue;
     DSEC_TRY(body[key], ParseMillis(*text, flag));
   }
-  for (const auto& [text, key] : {std::pair{&workspace, "workspace"}, std::pair{&user, "user"},
-                                  std::pair{&workdir, "workdir"}, std::pair{&hostname, "hostname"},
-                                  std::pair{&name, "name"}, std::pair{&project, "project"}}) {
+  for (const auto& [text, key] :
+       {std::pair{&backend, "backend"}, std::pair{&workspace, "workspace"},
+        std::pair{&user, "user"}, std::pair{&workdir, "workdir"}, std::pair{&hostname, "hostname"},
+        std::pair{&name, "name"}, std::pair{&project, "project"}}) {
     if (!text->empty()) body[key] = *text;
   }
   if (record_first_touch) body["record_first_touch"] = true;

@@ -75,6 +75,19 @@ const Key kKeys[] = {
      "The dsec-spawner program. Empty: beside dsec."},
     {"aether_path", &NodeConfig::aether_path, "", 0, 0,
      "The dsec-aether program. Empty: beside dsec."},
+    {"vm_guest_dir", &NodeConfig::vm_guest_dir, "", 0, 0,
+     "Kernel (vmlinuz) and initramfs (initrd) of microVMs, made by tools/guest/build_guest.py. "
+     "Empty: share/dsec/guest beside dsec's folder."},
+    {"vm_qemu_path", &NodeConfig::vm_qemu_path, "", 0, 0,
+     "The qemu-system-x86_64 program. Empty: /usr/bin or /usr/local/bin."},
+    {"vm_keeper_path", &NodeConfig::vm_keeper_path, "", 0, 0,
+     "The dsec-vmkeeper program. Empty: beside dsec."},
+    {"vm_allow_emulation", &NodeConfig::vm_allow_emulation, "", 0, 0,
+     "Make microVMs also where no guest boots under KVM: QEMU emulates them, some ten times "
+     "slower, "
+     "and their records say `emulated`. Off: only those with the label "
+     "dsec.io/allow-emulation=true."},
+    {"vm_max", &NodeConfig::vm_max, "machines", 0, 4096, "Virtual machines at most."},
     {"shards", &NodeConfig::shards, "threads", 0, 64, "Event loops. 0: one a core, at most 8."},
     {"capacity", &NodeConfig::capacity, "sandboxes", 1, 30'000, "Live sandboxes at most."},
     {"slot_pool_size", &NodeConfig::slot_pool_size, "slots", 0, 1024,
@@ -304,6 +317,9 @@ Result<void> CheckNodeConfig(const NodeConfig& config) {
         std::pair{"layers_data_cache_dir", &config.layers_data_cache_dir},
         std::pair{"layers_url_headers_file", &config.layers_url_headers_file},
         std::pair{"layers_url_ca_file", &config.layers_url_ca_file},
+        std::pair{"vm_guest_dir", &config.vm_guest_dir},
+        std::pair{"vm_qemu_path", &config.vm_qemu_path},
+        std::pair{"vm_keeper_path", &config.vm_keeper_path},
         std::pair{"fn_types_dir", &config.fn_types_dir}, std::pair{"ca_dir", &config.ca_dir}}) {
     if (!path->empty() && !IsAbsolute(*path))
       return Bad("config.path", name, fmt::format("{}: {} is not an absolute path", name, *path));

@@ -33,6 +33,12 @@ struct NodeConfig {
   std::string aether_path;   // empty: dsec-aether beside this program
   uint64_t shards = 0;       // 0: one a core, at most 8
 
+  std::string vm_guest_dir;    // empty: share/dsec/guest beside this program, or the source's build
+  std::string vm_qemu_path;    // empty: where the system has it
+  std::string vm_keeper_path;  // empty: dsec-vmkeeper beside this program
+  bool vm_allow_emulation = false;
+  uint64_t vm_max = 256;
+
   uint64_t capacity = 4000;
   uint64_t slot_pool_size = 32;
   uint64_t creates_at_once = 16;

@@ -339,8 +339,9 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
     return Ok();
   };
   DSEC_CO_TRY(auto* const backend, BackendFor(made.spec().backend()));
-  auto instance = co_await backend->Create(made, std::move(journal),
-                                           runtime::Deadline::After(options_.create_timeout));
+  const auto allowed = backend->CreateTime(options_.create_timeout);
+  auto instance =
+      co_await backend->Create(made, std::move(journal), runtime::Deadline::After(allowed));
   gate->Close();
   sandbox->place.Settle();
   sandbox->charge.Settle();
@@ -348,7 +349,7 @@ runtime::Task<void> Edge::MakeSandbox(SandboxPtr sandbox, runtime::Deadline room
   sandbox->Change([&](v1::SandboxRecord& record) { record = made; });
   if (!instance.ok()) {
     co_return std::move(instance).error().Context("create {} within {} ms", sandbox->id(),
-                                                  options_.create_timeout.count());
+                                                  allowed.count());
   }
   if (sandbox->doomed())
     co_return Error(Code::kCancelled, "create.deleted", "the sandbox is to be deleted");

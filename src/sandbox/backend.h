@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -80,6 +81,10 @@ class SandboxBackend : public Backend {
   // Fills defaults into `spec` and refuses what is malformed (kInvalidArgument with the field) or
   // cannot be enforced here (kFailedPrecondition, "limit.unenforceable"). Pure.
   virtual Result<void> Normalize(v1::SandboxSpec& spec) const = 0;
+  // How long a create of a node may take whose setting is `usual`.
+  virtual std::chrono::milliseconds CreateTime(std::chrono::milliseconds usual) const {
+    return usual;
+  }
   // Makes the sandbox that `record` describes and returns when its agent has answered Hello. Fills
   // the host fields and phases of `record` and journals before each host change. On failure
   // everything made is gone or left to Destroy.

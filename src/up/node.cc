@@ -53,6 +53,20 @@ Result<std::string> TypesDir(const config::NodeConfig& config) {
   return std::string(DSEC_SHARE_DIR "/fn_types");
 }
 
+// Kernel and initramfs of microVMs: as set, beside this program's folder, or in the tree that it
+// was built from.
+Result<std::string> GuestDir(const config::NodeConfig& config) {
+  if (!config.vm_guest_dir.empty()) return config.vm_guest_dir;
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) {
+    return Error(Code::kInternal, "node.program", "/proc/self/exe: " + error.message());
+  }
+  const auto installed = self.parent_path().parent_path() / "share" / "dsec" / "guest";
+  if (std::filesystem::is_directory(installed, error)) return installed.string();
+  return std::string(DSEC_SHARE_DIR "/../build/guest");
+}
+
 std::string RandomHex(size_t bytes) {
   std::string out;
   std::array<uint8_t, kKeyBytes> random{};
@@ -139,6 +153,21 @@ Result<sandbox::ContainerOptions> ContainerOptionsOf(const config::NodeConfig& c
   limits.output_bytes.max = config.max_output_bytes;
   limits.ttl_ms.fallback = config.default_ttl_ms;
   limits.idle_ms.fallback = config.default_idle_ms;
+  return options;
+}
+
+Result<sandbox::MicroVmOptions> MicroVmOptionsOf(const config::NodeConfig& config) {
+  sandbox::MicroVmOptions options;
+  DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
+  options.node_id = container.node_id;
+  options.state_dir = container.state_dir;
+  options.run_dir = container.run_dir;
+  options.limits = container.limits;
+  DSEC_TRY(options.keeper_path, Beside(config.vm_keeper_path, "dsec-vmkeeper"));
+  options.qemu_path = config.vm_qemu_path;
+  DSEC_TRY(options.guest_dir, GuestDir(config));
+  options.allow_emulation = config.vm_allow_emulation;
+  options.max_vms = static_cast<uint32_t>(config.vm_max);
   return options;
 }
 

@@ -13,6 +13,7 @@
 #include "os/unique_fd.h"
 #include "sandbox/backends/container/container_backend.h"
 #include "sandbox/backends/fncall/fncall_backend.h"
+#include "sandbox/backends/microvm/microvm_backend.h"
 
 namespace dsec::up {
 
@@ -26,6 +27,7 @@ Result<std::string> LoadApiKey(const std::string& state_dir);
 // The settings as the parts take them.
 Result<sandbox::ContainerOptions> ContainerOptionsOf(const config::NodeConfig& config);
 edge::EdgeOptions EdgeOptionsOf(const config::NodeConfig& config, const std::string& scratch_path);
+Result<sandbox::MicroVmOptions> MicroVmOptionsOf(const config::NodeConfig& config);
 sandbox::FnCallOptions FnCallOptionsOf(const config::NodeConfig& config);
 Result<fn::FnOptions> FnOptionsOf(const config::NodeConfig& config);
 std::string LayersDir(const config::NodeConfig& config);

@@ -30,6 +30,9 @@ Result<std::unique_ptr<NodeParts>> NodeParts::Open(const config::NodeConfig& con
   DSEC_TRY(const sandbox::ContainerOptions container, ContainerOptionsOf(config));
   DSEC_TRY(parts->backend_,
            sandbox::ContainerBackend::Open(container, *parts->store_, *parts->mounts_));
+  DSEC_TRY(const sandbox::MicroVmOptions vm_options, MicroVmOptionsOf(config));
+  DSEC_TRY(parts->vms_,
+           sandbox::MicroVmBackend::Open(vm_options, parts->backend_->parts(), *parts->mounts_));
   DSEC_TRY(parts->fn_backend_,
            sandbox::FnCallBackend::Open(FnCallOptionsOf(config), parts->backend_->parts(),
                                         *parts->mounts_));
@@ -38,7 +41,8 @@ Result<std::unique_ptr<NodeParts>> NodeParts::Open(const config::NodeConfig& con
   edge::EdgeOptions edge_options = EdgeOptionsOf(config, parts->backend_->ScratchPath());
   edge_options.quota = quota;
   DSEC_TRY(parts->edge_, edge::Edge::Open(std::move(edge_options), shards,
-                                          {{v1::BACKEND_CONTAINER, parts->backend_.get()}}));
+                                          {{v1::BACKEND_CONTAINER, parts->backend_.get()},
+                                           {v1::BACKEND_MICROVM, parts->vms_.get()}}));
   DSEC_TRY(parts->fn_, fn::FnService::Open(std::move(fn_options), shards, *parts->fn_backend_));
   return parts;
 }

@@ -13,6 +13,7 @@
 #include "runtime/shards.h"
 #include "sandbox/backends/container/container_backend.h"
 #include "sandbox/backends/fncall/fncall_backend.h"
+#include "sandbox/backends/microvm/microvm_backend.h"
 #include "up/layer_catalog.h"
 
 namespace dsec::up {
@@ -53,6 +54,7 @@ class NodeParts {
   Blobs blobs_;
   std::unique_ptr<image::LayerMounts> mounts_;
   std::unique_ptr<sandbox::ContainerBackend> backend_;
+  std::unique_ptr<sandbox::MicroVmBackend> vms_;
   std::unique_ptr<sandbox::FnCallBackend> fn_backend_;
   std::unique_ptr<LayerCatalog> catalog_;
   std::unique_ptr<edge::Edge> edge_;

@@ -130,6 +130,10 @@ int PurgeMain(int argc, char** argv) {
     DSEC_TRY(const std::vector<std::string> removed,
              sandbox::ContainerBackend::Purge(container, Clock::System().Mono() + seconds(60)));
     for (const std::string& line : removed) std::printf("removed %s\n", line.c_str());
+    // After their processes.
+    DSEC_TRY(const sandbox::MicroVmOptions vms, MicroVmOptionsOf(config));
+    DSEC_TRY(const std::vector<std::string> machines, sandbox::MicroVmBackend::Purge(vms));
+    for (const std::string& line : machines) std::printf("removed %s\n", line.c_str());
     // After the sandboxes, which read through it.
     DSEC_TRY(const std::vector<std::string> served,
              blobfs::Client::Purge(BlobfsDir(config), config.run_dir,

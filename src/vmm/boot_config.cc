@@ -132,6 +132,7 @@ Result<BootConfig> BootConfig::Parse(std::string_view bytes) {
   if (lines.rest().find_first_not_of('\0') != std::string_view::npos)
     return Bad("something follows its end");
   DSEC_TRY_VOID(config.Validate());
+  if (config.Encode() != bytes) return Bad("a number is not written as Encode writes it");
   return config;
 }
 

@@ -13,9 +13,10 @@
 namespace dsec::vmm {
 
 // What dsec-vmkeeper (apps/dsec_vmkeeper) is started with. It joins the cgroups, leaves the host's
-// network, IPC and host name, becomes `uid` for good, starts QEMU, keeps the last of what is
-// written to the console and, when QEMU has ended, writes how. It lives on without the daemon, and
-// QEMU does not without it.
+// network, IPC and host name, becomes `uid` for good and starts QEMU with that uid, in a pid
+// namespace of its own and on a root that holds /usr, /opt, libraries and three devices, read-only.
+// It keeps the last of what is written to the console and, when QEMU has ended, writes how. It
+// lives on without the daemon, and QEMU does not without it.
 struct KeeperPlan {
   std::string program;         // dsec-vmkeeper
   std::string qemu;            // path of QEMU

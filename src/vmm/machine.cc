@@ -111,6 +111,7 @@ QemuCommand MakeQemuCommand(const Machine& machine) {
                     disk.serial, disk.read_only ? "on" : "off", i + 1));
     add("-device", fmt::format("virtio-blk-device,drive={},serial={}", disk.serial, disk.serial));
   }
+  if (machine.incoming) add("-incoming", "defer");
   return command;
 }
 

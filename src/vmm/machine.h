@@ -28,6 +28,7 @@ struct Machine {
   int port_fd = -1;  // listening Unix socket of the port to the agent
   int qmp_fd = -1;   // listening Unix socket of the monitor
   std::vector<Disk> disks;
+  bool incoming = false;  // does not start, but waits for a snapshot of a machine like it
 
   // kInvalidArgument "vm.machine" names the field and the rule.
   Result<void> Validate() const;

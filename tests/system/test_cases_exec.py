@@ -104,12 +104,14 @@ def test_case_005_client_dies_while_attached(node, shared):
     assert not shared.files.exists("/tmp/a-kill") and shared.files.exists("/tmp/a-keep") and shared.files.exists("/tmp/b")
 
 
+@pytest.mark.vm
 def test_case_006_partial_output_survives_a_timeout(shared):
     result = shared.run_shell("for i in 1 2 3; do echo $i; echo e$i >&2; done; sleep 60", timeout=1)
     assert result.end == Timeout(1000)
     assert result.stdout == b"1\n2\n3\n" and result.stderr == b"e1\ne2\ne3\n"
 
 
+@pytest.mark.vm
 def test_case_007_commands_that_read_stdin_see_eof(node, shared):
     started = time.monotonic()
     assert shared.run_shell("cat; echo done").stdout == b"done\n"
@@ -157,6 +159,7 @@ AWKWARD = (
 )
 
 
+@pytest.mark.vm
 def test_case_009_awkward_script_text_arrives_exact(shared):
     direct = shared.run_shell(AWKWARD)
     in_session = shared.session("awkward").run(AWKWARD)
@@ -167,6 +170,7 @@ def test_case_009_awkward_script_text_arrives_exact(shared):
 
 
 @pytest.mark.parametrize("script", ["cat <<EOF\nabc", "'", "if true; then", "(", "echo $((", 'echo "', "}"])
+@pytest.mark.vm
 def test_case_010_malformed_script_does_not_wedge_a_session(shared, script):
     session = shared.session("wedge")
     session.run("cd /tmp; export KEEP=1")
@@ -176,6 +180,7 @@ def test_case_010_malformed_script_does_not_wedge_a_session(shared, script):
     assert session.run("echo alive; pwd; echo $KEEP").stdout == b"alive\n/tmp\n1\n"
 
 
+@pytest.mark.vm
 def test_case_012_timeout_inside_a_session_keeps_the_session(shared):
     session = shared.session("keeps")
     session.run("cd /tmp; export A=1; f(){ echo f; }")
@@ -197,6 +202,7 @@ HOSTILE_SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", HOSTILE_SETTINGS)
+@pytest.mark.vm
 def test_case_013_completion_and_exit_code_are_out_of_band(shared, setting):
     session = shared.session("hostile")
     session.run(setting)
@@ -207,6 +213,7 @@ def test_case_013_completion_and_exit_code_are_out_of_band(shared, setting):
     session.close()
 
 
+@pytest.mark.vm
 def test_case_013_debug_trap_that_exits_is_told_apart(shared):
     session = shared.session("trap")
     session.run("trap 'exit 9' DEBUG", timeout=5)
@@ -221,10 +228,12 @@ def test_case_013_debug_trap_that_exits_is_told_apart(shared):
     [("true", Exited(0)), ("exit 255", Exited(255)), ("exit 137", Exited(137)), ("kill -9 $$", Signaled(9)),
      ("kill -SEGV $$", Signaled(11))],
 )
+@pytest.mark.vm
 def test_case_014_ends_are_not_ambiguous(shared, script, end):
     assert shared.run_shell(script).end == end
 
 
+@pytest.mark.vm
 def test_case_014_spawn_errors_are_typed(shared):
     shared.files.write("/tmp/plain", "x", mode=0o644)
     shared.files.write("/tmp/badinterp", "#!/no/such/interpreter\n", mode=0o755)
@@ -234,11 +243,13 @@ def test_case_014_spawn_errors_are_typed(shared):
         assert isinstance(end, SpawnError) and end.errno == number, (argv, end)
 
 
+@pytest.mark.vm
 def test_case_014_unknown_sandbox_is_not_found(client):
     with pytest.raises(errors.NotFoundError):
         client.get("sb-nowhere-01h00000000000000000000000")
 
 
+@pytest.mark.vm
 def test_case_014_false_is_never_zero(shared):
     script = "n=0; for i in $(seq 300); do false && n=$((n+1)); done; exit $n"
     assert shared.run_shell(script).end == Exited(0)
@@ -246,6 +257,7 @@ def test_case_014_false_is_never_zero(shared):
 
 
 @pytest.mark.parametrize("tty", [False, True])
+@pytest.mark.vm
 def test_case_015_bad_working_folder(shared, tty):
     shared.files.write("/tmp/afile", "x")
     shared.files.mkdir("/tmp/secret", mode=0o700)
@@ -258,6 +270,7 @@ def test_case_015_bad_working_folder(shared, tty):
     assert result.end == Exited(0) and result.stdout.strip() == b"/tmp/only-inside"
 
 
+@pytest.mark.vm
 def test_case_016_very_large_script_argument_and_environment(shared):
     script = "echo start\n" + "#" + "x" * (1 << 20) + "\necho end\n"
     assert shared.run_shell(script).stdout == b"start\nend\n"
@@ -273,6 +286,7 @@ def test_case_016_very_large_script_argument_and_environment(shared):
 MIB = 1 << 20
 
 
+@pytest.mark.vm
 def test_case_017_environment_values_are_exact(shared):
     env = {"NEWLINE": "a\nb", "EQUALS": "a=b", "EMPTY": "", "BYTES": b"\xff\xfe"}
     env.update({f"V{i}": str(i) for i in range(3000)})
@@ -282,12 +296,14 @@ def test_case_017_environment_values_are_exact(shared):
 
 
 @pytest.mark.parametrize("key", ["", "A=B", "A\nB", "A\0B"])
+@pytest.mark.vm
 def test_case_017_bad_keys_are_refused(shared, key):
     with pytest.raises(errors.InvalidArgumentError) as caught:
         shared.exec(["true"], env={key: "x"})
     assert "env" in caught.value.field
 
 
+@pytest.mark.vm
 def test_case_017_shell_text_in_a_key_is_only_a_key(shared):
     shared.exec(["true"], env={"A; touch /PWNED #": "x"})
     assert not shared.files.exists("/PWNED") and not os.path.exists("/PWNED")

@@ -14,6 +14,7 @@ from support import MIB, sandbox
 
 
 @pytest.mark.parametrize("size", [0, 1, 18432, 18433, 98304, 131072, MIB + 1, 64 * MIB])
+@pytest.mark.vm
 def test_case_039_size_ladder(shared, size):
     data = os.urandom(size)
     info = shared.files.write("/tmp/ladder", data)
@@ -29,6 +30,7 @@ NAMES = [b"a b", b"a\nb", b"a\tb", b"-rf", b"\"'", b"$(id)", b"*", unicodedata.n
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.vm
 def test_case_040_odd_names(shared, name):
     shared.files.mkdir("/tmp/odd")
     path = b"/tmp/odd/" + name
@@ -39,6 +41,7 @@ def test_case_040_odd_names(shared, name):
     shared.files.remove("/tmp/odd", recursive=True)
 
 
+@pytest.mark.vm
 def test_case_040_too_long_and_parents(shared):
     with pytest.raises(errors.DSecError) as caught:
         shared.files.write(b"/tmp/" + b"x" * 256, b"")
@@ -50,6 +53,7 @@ def test_case_040_too_long_and_parents(shared):
     assert shared.files.read("/tmp/par/c") == b"still inside" and not os.path.exists("/tmp/par")
 
 
+@pytest.mark.vm
 def test_case_042_hostile_tree_on_download(shared, tmp_path):
     (tmp_path / "canary").write_text("alive")
     shared.run_shell(
@@ -62,6 +66,7 @@ def test_case_042_hostile_tree_on_download(shared, tmp_path):
     assert not os.path.lexists(tmp_path / "out" / "fifo") or left_out == []
 
 
+@pytest.mark.vm
 def test_case_044_owner_mode_and_parents(shared):
     shared.files.mkdir("/home/u", user="1000")
     shared.files.write("/home/u/a/b/c.sh", "#!/bin/sh\n", mode=0o755, user="1000")
@@ -75,11 +80,13 @@ def test_case_044_owner_mode_and_parents(shared):
     assert shared.files.stat("/tmp").mode == 0o1777
 
 
+@pytest.mark.vm
 def test_case_044_decimal_mode_is_refused(node, shared):
     status, _, body = node.curl("PUT", f"/v1/sandboxes/{shared.id}/files?path=/tmp/m&mode=755", b"x")
     assert status == 400 and body["error"]["field"] == "mode"
 
 
+@pytest.mark.vm
 def test_case_045_special_files(shared):
     shared.run_shell("mkfifo /tmp/fifo; ln -s /nowhere /tmp/dangling; python3 -c \"import socket; "
                      "s=socket.socket(socket.AF_UNIX); s.bind('/tmp/sock')\"")
@@ -146,6 +153,7 @@ def test_case_048_large_directories(client):
         assert names == [b"%06d" % i for i in range(50000)]
 
 
+@pytest.mark.vm
 def test_case_048_sparse_files_and_ranges(shared):
     shared.run_shell("truncate -s 10G /tmp/sparse; printf tail >> /tmp/sparse")
     with pytest.raises(errors.TooLargeError):
@@ -154,6 +162,7 @@ def test_case_048_sparse_files_and_ranges(shared):
     assert shared.files.read("/tmp/sparse", offset=(10 << 30) - 1, length=3) == b"\0ta"
 
 
+@pytest.mark.vm
 def test_files_move_remove_chmod_and_errors(shared):
     shared.files.write("/tmp/m1", b"1")
     shared.files.write("/tmp/m2", b"2")
@@ -172,6 +181,7 @@ def test_files_move_remove_chmod_and_errors(shared):
         shared.files.remove("/tmp/tree")
 
 
+@pytest.mark.vm
 def test_files_watch_reports_changes(shared):
     shared.files.mkdir("/tmp/watched")
     seen = []
@@ -195,6 +205,7 @@ def test_files_watch_reports_changes(shared):
     assert not follower.is_alive() and any(kind == "created" for kind, _ in seen), seen
 
 
+@pytest.mark.vm
 def test_directories_travel_both_ways(shared, tmp_path):
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)

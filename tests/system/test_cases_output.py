@@ -37,6 +37,7 @@ def test_case_026_endless_output_is_bounded(node, client):
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("size,truncated", [(9999, False), (10000, False), (10001, True), (16384, True)])
+@pytest.mark.vm
 def test_case_027_cap_boundary_is_exact(shared, stream, size, truncated):
     redirect = " >&2" if stream == "stderr" else ""
     result = shared.run_shell(f"head -c {size} /dev/zero{redirect}", output_bytes=10000)
@@ -46,6 +47,7 @@ def test_case_027_cap_boundary_is_exact(shared, stream, size, truncated):
     assert getattr(result, f"{stream}_dropped") == max(0, size - 10000)
 
 
+@pytest.mark.vm
 def test_case_027_cap_of_a_call_overrides(shared):
     result = shared.run_shell("head -c 3000000 /dev/zero", output_bytes=16 * MIB)
     assert len(result.stdout) == 3000000 and not result.truncated
@@ -59,6 +61,7 @@ def test_case_028_huge_line_and_big_bursts(shared):
     assert shared.run_shell("echo next").stdout == b"next\n"
 
 
+@pytest.mark.vm
 def test_case_029_binary_output_is_exact(shared):
     result = shared.run_shell("head -c 1048576 /dev/urandom | tee /tmp/r")
     assert hashlib.sha256(result.stdout).digest() == hashlib.sha256(shared.files.read("/tmp/r")).digest()
@@ -68,6 +71,7 @@ def test_case_029_binary_output_is_exact(shared):
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.vm
 def test_case_030_characters_across_chunks(shared, stream):
     code = f"import sys,time; o=sys.{stream}.buffer\nfor i in range(100000): o.write('\\u20ac'.encode())\n" \
            "o.flush(); o.write(b'\\xe2'); o.flush(); time.sleep(0.05); o.write(b'\\x82\\xac'); o.flush()"
@@ -76,6 +80,7 @@ def test_case_030_characters_across_chunks(shared, stream):
     assert text == "\u20ac" * 100001
 
 
+@pytest.mark.vm
 def test_case_031_streams_stay_separate_and_ordered(shared):
     code = "import os\nfor i in range(1, 2001): os.write(1 + i % 2, b'%d\\n' % i)"
     result = shared.exec(["python3", "-c", code])
@@ -86,6 +91,7 @@ def test_case_031_streams_stay_separate_and_ordered(shared):
 
 
 @pytest.mark.parametrize("tail,end", [("kill -9 $$", Signaled(9)), ("exit 3", Exited(3))])
+@pytest.mark.vm
 def test_case_032_last_bytes_before_the_end(shared, tail, end):
     def one(_):
         result = shared.run_shell(f"head -c 204800 /dev/zero; {tail}")
@@ -123,6 +129,7 @@ def read_until(process, pattern, seconds=10):
     raise AssertionError(f"ended before {pattern!r}: {text!r}")
 
 
+@pytest.mark.vm
 def test_case_035_initial_size_and_resize(shared):
     code = "import signal,sys,os,fcntl,termios,struct\n" \
            "def size(*_):\n    r,c=struct.unpack('hh', fcntl.ioctl(0, termios.TIOCGWINSZ, b'1234'))\n" \
@@ -139,6 +146,7 @@ def test_case_035_initial_size_and_resize(shared):
     process.cancel()
 
 
+@pytest.mark.vm
 def test_case_036_terminal_control_on_a_plain_exec(shared):
     process = shared.start(["cat"], stdin_open=True)
     with pytest.raises(errors.DSecError) as caught:

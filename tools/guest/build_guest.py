@@ -120,23 +120,27 @@ def main():
     parser.add_argument("--bin", required=True, type=pathlib.Path, help="folder of dsec-guest, dsec-spawner, dsec-aether")
     parser.add_argument("--out", required=True, type=pathlib.Path, help="receives vmlinuz and initrd")
     parser.add_argument("--package", type=pathlib.Path, help="an unpacked kernel package in place of Debian's newest")
+    parser.add_argument("--cache", type=pathlib.Path, help="where unpacked kernel packages are kept; --out")
+    parser.add_argument("--init", default=BINARIES["init"], help="program of --bin that becomes the first process")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    cached = sorted((path.parent for path in args.out.glob("linux-image-*/complete")), key=lambda path: version_key(path.name))
+    cache = args.cache or args.out
+    cache.mkdir(parents=True, exist_ok=True)
+    cached = sorted((path.parent for path in cache.glob("linux-image-*/complete")), key=lambda path: version_key(path.name))
     if args.package:
         package = args.package
     elif cached:
         package = cached[-1]
     else:
         name, version = find_package()
-        package = fetch(name, version, args.out)
+        package = fetch(name, version, cache)
 
     archive = Archive()
     for folder in ("bin", "dev", "modules", "proc", "root", "run", "sys", "tmp"):
         archive.add(folder, 0o040755)
     # What the first process has as 0, 1 and 2 (init/main.c, console_on_rootfs).
     archive.add("dev/console", 0o020600, rdev=(5, 1))
-    for target, source in sorted(BINARIES.items()):
+    for target, source in sorted({**BINARIES, "init": args.init}.items()):
         path = args.bin / source
         if not path.exists():
             fail(f"{path} is not built")

@@ -8,10 +8,11 @@ packages=(
   clang-19 clang-tidy-19 clang-format-19 lld-19 libclang-rt-19-dev llvm-19 cmake ninja-build ccache make git
   libboost1.81-dev libexpected-dev libtomlplusplus-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
   protobuf-compiler libprotobuf-dev libsqlite3-dev libarchive-dev libxxhash-dev liblz4-dev libzstd-dev libssl-dev libseccomp-dev
-  protobuf-compiler libprotobuf-dev libsqlite3-dev libarchive-dev libxxhash-dev libzstd-dev libssl-dev libseccomp-dev
   libcurl4-openssl-dev
   # layers and scratch space
-  erofs-utils btrfs-progs e2fsprogs mount skopeo attr libcap2-bin qemu-utils
+  erofs-utils btrfs-progs e2fsprogs mount skopeo attr libcap2-bin
+  # virtual machines and their disks
+  qemu-system-x86 qemu-system-data qemu-utils
   # tests and benchmarks
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev containerd runc bubblewrap docker-registry g++
   moosefs-master moosefs-chunkserver moosefs-client etcd-server iproute2

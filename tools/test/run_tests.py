@@ -16,14 +16,17 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Every label of style; `vm` joins when a VM backend exists.
-CTEST_LABELS = ["lint", "unit", "component", "fuzz", "privileged"]
+# Every label of style.
+CTEST_LABELS = ["lint", "unit", "component", "fuzz", "privileged", "vm"]
 PYTEST_SUITES = {
     "sdk": ROOT / "sdk" / "python" / "tests",
     "system": ROOT / "tests" / "system",
     "chaos": ROOT / "tests" / "chaos",
+    # The cases marked `vm`, from the same source, on microVMs.
+    "vm-cases": ROOT / "tests" / "system",
 }
-NEED_LAYERS = ("system", "chaos")
+NEED_LAYERS = ("system", "chaos", "vm-cases")
+NEED_GUEST = ("vm", "system", "vm-cases")
 # A Python test that takes longer hangs.
 TEST_SECONDS = 180
 # Labels that may be empty in a build: reason.
@@ -71,6 +74,9 @@ def read_junit(path, tally, prefix=""):
 def run_ctest(build, label, results, jobs):
     """Runs one label and returns its tally."""
     tally = Tally()
+    if label in NEED_GUEST and not prepare_guest(build):
+        tally.failed = ["the guest image could not be made"]
+        return tally
     gtest_dir = results / f"gtest-{label}"
     gtest_dir.mkdir(parents=True)
     environment = dict(os.environ, GTEST_OUTPUT=f"xml:{gtest_dir}/")
@@ -105,18 +111,31 @@ def prepare_layers(build):
     return code == 0
 
 
+def prepare_guest(build):
+    """Makes kernel and initramfs of microVMs; False: that failed."""
+    return subprocess.call(["/usr/bin/python3", str(ROOT / "tools" / "guest" / "build_guest.py"), "--bin",
+                            str(build / "bin"), "--out", str(ROOT / "build" / "guest")]) == 0
+
+
 def run_pytest(name, folder, build, results):
     """Runs one Python suite and returns its tally."""
     tally = Tally()
+    if name in NEED_GUEST and not prepare_guest(build):
+        tally.failed = ["the guest image could not be made"]
+        return tally
     if name in NEED_LAYERS and not prepare_layers(build):
         tally.failed = ["the layers of the suite could not be made"]
         return tally
     junit = results / f"pytest-{name}.xml"
     environment = dict(os.environ, DSEC_BUILD=str(build.resolve()), PYTHONPATH=str(ROOT / "sdk" / "python"),
                        PYTHONDONTWRITEBYTECODE="1")
+    options = []
+    if name == "vm-cases":
+        environment["DSEC_TEST_BACKEND"] = "microvm"
+        options = ["-m", "vm"]
     code = subprocess.call(
         ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "--durations=10",
-         f"--timeout={TEST_SECONDS}", "--maxfail=20", f"--junitxml={junit}", str(folder)],
+         f"--timeout={TEST_SECONDS}", "--maxfail=20", f"--junitxml={junit}", *options, str(folder)],
         env=environment,
     )
     if junit.exists():

@@ -21,6 +21,7 @@ from libdsec.errors import DSecError
 from libdsec.fncall import DSecFnCallArgs, FnFile, FnGpu, FnLimits, FnResult, FnStep, FnVerdict, function
 from libdsec.types import (
     DSecContainerRunArgs,
+    DSecMicroVMRunArgs,
     End,
     ExecResult,
     Exited,
@@ -36,7 +37,7 @@ from libdsec.types import (
 )
 
 __all__ = [
-    "DSecClient", "DSecContainerRunArgs", "DSecError", "DSecFnCallArgs", "End", "ExecResult", "Exited", "FileInfo",
+    "DSecClient", "DSecContainerRunArgs", "DSecError", "DSecFnCallArgs", "DSecMicroVMRunArgs", "End", "ExecResult", "Exited", "FileInfo",
     "Files", "FnFile", "FnGpu", "FnLimits", "FnResult", "FnStep", "FnVerdict", "Function", "Iam", "Killed", "OomKilled",
     "OutputChunk", "Process", "Sandbox", "SandboxEnded", "Session", "Signaled", "SpawnError", "Timeout", "WatchEvent",
     "errors", "function",

@@ -75,6 +75,8 @@ class DSecContainerRunArgs:
     project: typing.Optional[str] = None
     record_first_touch: bool = False
 
+    _backend: typing.ClassVar[str] = "container"
+
     def to_wire(self) -> dict:
         """Returns the body of a create request, without ``request_id``.
 
@@ -101,7 +103,7 @@ class DSecContainerRunArgs:
             "output_bytes": self.output_limit_bytes,
         }
         limits = {key: value for key, value in limits.items() if value is not None}
-        body: dict = {"backend": "container", "base": self.container_image, "network": {"mode": "none"}}
+        body: dict = {"backend": self._backend, "base": self.container_image, "network": {"mode": "none"}}
         if self.workspace:
             body["workspace"] = self.workspace
         if self.toolkits:
@@ -132,6 +134,28 @@ class DSecContainerRunArgs:
             body["entrypoint"] = list(self.entrypoint)
         if self.record_first_touch:
             body["record_first_touch"] = True
+        return body
+
+
+@dataclasses.dataclass
+class DSecMicroVMRunArgs(DSecContainerRunArgs):
+    """What a microVM sandbox is made of: a container's arguments, behind a kernel of its own.
+
+    Attributes:
+        allow_emulation: take an emulated machine, some ten times slower, where the node has no KVM; ``info["emulated"]`` then
+            says so. Otherwise such a node refuses (:class:`libdsec.errors.UnsupportedError`, ``vm.no_acceleration``) unless it
+            is set to emulate.
+    """
+
+    allow_emulation: bool = False
+
+    _backend: typing.ClassVar[str] = "microvm"
+
+    def to_wire(self) -> dict:
+        """As DSecContainerRunArgs.to_wire."""
+        body = super().to_wire()
+        if self.allow_emulation:
+            body.setdefault("labels", {})["dsec.io/allow-emulation"] = "true"
         return body
 
 

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <stdlib.h>
 
 #include "base/clock.h"
 #include "sandbox/backends/microvm/microvm_host.h"
@@ -32,7 +33,7 @@ MicroVmOptions MicroVmTest::VmOptions() const {
   options.state_dir = container.state_dir;
   options.run_dir = container.run_dir;
   options.keeper_path = DSEC_VMKEEPER_PATH;
-  options.guest_dir = DSEC_GUEST_DIR;
+  options.guest_dir = guest_dir_;
   options.allow_emulation = true;
   return options;
 }
@@ -44,6 +45,18 @@ void MicroVmTest::OpenVms(bool allow_emulation) {
   auto opened = MicroVmBackend::Open(options, backend_->parts(), layers_->mounts());
   ASSERT_TRUE(opened.ok()) << opened.error().ToString();
   vms_ = std::move(*opened);
+}
+
+void MicroVmTest::UseHostileGuests() {
+  guest_dir_ = dir_->path() + "/guest";
+  const std::string command = fmt::format(
+      "/usr/bin/python3 {} --bin {} --init dsec-hostile-guest --cache {} --out {} > {}/guest.log "
+      "2>&1",
+      DSEC_BUILD_GUEST, DSEC_BIN_DIR, DSEC_GUEST_DIR, guest_dir_, dir_->path());
+  const int status = ::system(command.c_str());
+  ASSERT_EQ(status, 0)
+      << os::ReadFile(AT_FDCWD, (dir_->path() + "/guest.log").c_str(), 4096).value();
+  OpenVms();
 }
 
 v1::SandboxRecord MicroVmTest::NewVm() const {

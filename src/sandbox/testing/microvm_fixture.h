@@ -22,11 +22,15 @@ class MicroVmTest : public ContainerTest {
   std::shared_ptr<Instance> MustCreateVm(v1::SandboxRecord& record);
   Result<std::shared_ptr<Instance>> AdoptVm(const v1::SandboxRecord& record);
   Result<void> DestroyVm(const v1::SandboxRecord& record);
+  // Machines from now on boot a guest that has been taken over (src/guest/testdata); what it does
+  // is said by the host name of the sandbox.
+  void UseHostileGuests();
   // Of the files of a machine.
   std::string VmFolder(const v1::SandboxRecord& record) const;
   std::string Console(const v1::SandboxRecord& record) const;
 
   std::unique_ptr<MicroVmBackend> vms_;
+  std::string guest_dir_ = DSEC_GUEST_DIR;
 };
 
 }  // namespace dsec::sandbox::testing

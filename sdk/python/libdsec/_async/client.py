@@ -332,6 +332,17 @@ class DSecClient:
         response = await self._transport.call("POST", "/v1/sandboxes", body=body, timeout=timeout + 5.0, retry_until=until)
         return Sandbox(self._transport, response.json())
 
+    async def run_microvm(self, args: types.DSecMicroVMRunArgs, *, timeout: float = 120.0,
+                          request_id: typing.Optional[str] = None) -> Sandbox:
+        """Makes a microVM sandbox; all else as ``run_container``, and so is the sandbox.
+
+        Raises:
+            errors.UnsupportedError: ``vm.no_acceleration`` when the node has no KVM and neither it nor ``args`` allows emulation,
+                ``backend.unusable`` when it has no QEMU or no guest image.
+            As run_container.
+        """
+        return await self.run_container(args, timeout=timeout, request_id=request_id)
+
     async def run_many(self, args: types.DSecContainerRunArgs, n: int, *, request_id: typing.Optional[str] = None,
                        timeout: float = 120.0) -> typing.AsyncIterator[typing.Union[Sandbox, errors.DSecError]]:
         """Makes ``n`` equal sandboxes in one call and yields each as it becomes ready; one that could not be made comes as

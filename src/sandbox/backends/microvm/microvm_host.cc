@@ -75,6 +75,10 @@ std::string MicroVmHost::PortPath(const SlotName& slot) const {
   return fmt::format("{}/{}.port", options_.run_dir, slot.str());
 }
 
+std::string MicroVmHost::ControlPath(const SlotName& slot) const {
+  return fmt::format("{}/{}.qmp", options_.run_dir, slot.str());
+}
+
 MicroVmHost::~MicroVmHost() {
   if (probe_.valid()) probe_.wait();
 }
@@ -213,12 +217,12 @@ Result<MicroVmHost::Prepared> MicroVmHost::Prepare(const v1::SandboxRecord& reco
   DSEC_TRY(made.console, os::OpenAt(AT_FDCWD, (folder + "/console").c_str(), kNew, 0600));
   DSEC_TRY(made.exit, os::OpenAt(AT_FDCWD, (folder + "/exit").c_str(), kNew, 0600));
   DSEC_TRY(made.port, Listen(PortPath(slot)));
-  DSEC_TRY(made.qmp, Listen(fmt::format("{}/{}.qmp", options_.run_dir, slot.str())));
+  DSEC_TRY(made.qmp, Listen(ControlPath(slot)));
   return made;
 }
 
 Result<os::PidFd> MicroVmHost::Start(const v1::SandboxRecord& record, const Prepared& prepared,
-                                     const Layers& layers) {
+                                     const Layers& layers, bool incoming) {
   const SlotName slot = SlotOf(record);
   const v1::Limits& limits = record.spec().limits();
   DSEC_TRY(const auto kernel, os::OpenAt(AT_FDCWD, guest_.kernel.c_str(), O_RDONLY));
@@ -252,7 +256,8 @@ Result<os::PidFd> MicroVmHost::Start(const v1::SandboxRecord& record, const Prep
   for (const os::UniqueFd& v1_procs : prepared.cgroups.v1_procs)
     plan.procs_fds.push_back(v1_procs.get());
   DSEC_FAULT_POINT("vm.create.before_start");
-  return vmm::StartKeeper(plan, machine);
+  machine.incoming = incoming;
+  return vmm_.Boot(plan, machine);
 }
 
 Result<os::PidFd> MicroVmHost::FindKeeper(const v1::SandboxRecord& record) const {

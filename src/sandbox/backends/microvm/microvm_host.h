@@ -18,6 +18,7 @@
 #include "sandbox/rootfs.h"
 #include "vmm/boot_config.h"
 #include "vmm/keeper.h"
+#include "vmm/vmm.h"
 
 namespace dsec::sandbox {
 
@@ -59,8 +60,11 @@ class MicroVmHost {
     SlotCgroups cgroups;
   };
   Result<Prepared> Prepare(const v1::SandboxRecord& record, uint32_t layers);
+  // `incoming`: the machine waits for a snapshot.
   Result<os::PidFd> Start(const v1::SandboxRecord& record, const Prepared& prepared,
-                          const Layers& layers);
+                          const Layers& layers, bool incoming = false);
+  vmm::Vmm& vmm() { return vmm_; }
+  std::string ControlPath(const SlotName& slot) const;
 
   // Of a machine of an earlier process.
   Result<os::PidFd> FindKeeper(const v1::SandboxRecord& record) const;
@@ -96,6 +100,7 @@ class MicroVmHost {
   GuestImage guest_;
   model::LimitsPolicy policy_;
   std::unique_ptr<WritableDisks> disks_;
+  vmm::QemuVmm vmm_;
   std::shared_future<AccelerationProbe> probe_;
 };
 
