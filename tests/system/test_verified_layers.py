@@ -180,6 +180,43 @@ def test_a_checked_tree_equals_its_source(store, name, server, way):
         assert server.sent < 400 * MIB
 
 
+@pytest.mark.parametrize("way", ["store", "url"])
+def test_a_shared_layer_is_checked_as_any_other(store, name, way):
+    first, folder = store.workspace(data=5 * MIB, more=3 * MIB)
+    tree = store.folder / f"tree{first.split(':')[1]}"
+    (tree / "cold" / "own").write_bytes(os.urandom(2 * MIB + 7))
+    second = f"cold:{store.count}-shared"
+    shared = store.build("workspace", second, tree)
+    assert (shared / "shared.1.blob").stat().st_nlink == 2 and not (shared / "data.blob").exists()
+    target, exported = shared / "shared.1.blob", None
+    if way == "url":
+        exported = store.folder / f"exported-{name}"
+        made = subprocess.run([DSEC, "layer", "export", second, BASE, "--layers", store.root, "--to", exported],
+                              capture_output=True, timeout=120)
+        assert made.returncode == 0, made.stderr
+        target = exported / "blobs" / shared.name / "data.blob"
+    served = BlobServer(exported) if exported else contextlib.nullcontext()
+    url = {"layers_url": served.url} if exported else {}
+    with served if exported is None else contextlib.closing(served):
+        with running_node(store, name, **url) as node, node.client() as client:
+            with sandbox(client, workspace=second) as box:
+                for file in ("data", "more", "own"):
+                    assert digest(box, f"/cold/{file}") == hashlib.sha256((tree / "cold" / file).read_bytes()).hexdigest()
+    whole = bytearray(target.read_bytes())
+    at = bytes(whole).index((tree / "cold" / "data").read_bytes()[2 * MIB :][:4096])
+    whole[at + 9] ^= 1
+    target.write_bytes(whole)
+    served = BlobServer(exported) if exported else contextlib.nullcontext()
+    url = {"layers_url": served.url} if exported else {}
+    with served if exported is None else contextlib.closing(served):
+        with running_node(store, name, **url) as node, node.client() as client, sandbox(client, workspace=second) as box:
+            read = box.run_shell("cat /cold/data > /dev/null", timeout=60)
+            assert read.exit_code != 0 and b"Input/output error" in read.stderr
+            assert digest(box, "/cold/own") == hashlib.sha256((tree / "cold" / "own").read_bytes()).hexdigest()
+    whole[at + 9] ^= 1
+    target.write_bytes(whole)
+
+
 def test_a_wrong_byte_is_an_error_and_never_read(store, name):
     workspace, folder = store.workspace(good=3 * MIB, bad=3 * MIB, data=MIB)
     at = store.place(workspace, folder, "bad", 2 * MIB + 77)
