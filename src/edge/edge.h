@@ -281,7 +281,7 @@ class Edge final : public EdgeApi {
   DueQueue<Sandbox> due_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> let_go_ = false;
-  std::atomic<uint64_t> fences_ = 0;  // begun
+  std::atomic<uint64_t> fences_ = 0;                 // begun
   runtime::Gate calls_;                              // calls, creates, stops: what Stop waits for
   runtime::Gate watchers_;                           // coroutines that last as long as a sandbox
   std::shared_ptr<runtime::AsyncEvent> timer_wake_;  // of shard 0
