@@ -290,8 +290,7 @@ runtime::Task<void> Edge::EndAll(v1::Termination termination, milliseconds grace
     });
   }
   // On this shard, too, before the deletes, whose termination says less.
-  co_await boost::asio::post(co_await boost::asio::this_coro::executor,
-                             boost::asio::use_awaitable);
+  co_await boost::asio::post(co_await boost::asio::this_coro::executor, boost::asio::use_awaitable);
   Result<void> first = Ok();
   for (const SandboxPtr& sandbox : sandboxes) {
     request.set_id(sandbox->id());

@@ -60,7 +60,11 @@ class Town:
         failed = []
         for edge in self.edges:
             if edge.alive():
-                edge.stop()
+                try:
+                    edge.stop()
+                except subprocess.TimeoutExpired:
+                    failed.append(f"{edge.node_id} did not stop:\n{edge.tail()}")
+                    edge.kill()
             purged = edge.purge()
             if purged.returncode != 0:
                 failed.append(purged.stderr)
@@ -154,7 +158,7 @@ def test_output_is_streamed_and_stdin_written(pair):
 
 
 def test_list_covers_both(client, pair):
-    found = {item["id"] for item in client.list()}
+    found = {box.id for box in client.list()}
     assert {box.id for box in pair} <= found
 
 
