@@ -251,8 +251,7 @@ Result<os::UniqueFd> Client::OpenFile(uint64_t node, int flags) const {
 }
 
 Result<void> Client::ServeNbd(uint64_t node, const std::string& socket) {
-  DSEC_TRY_VOID(
-      Ask(json{{"id", 1}, {"op", "nbd"}, {"node", node}, {"socket", socket}}.dump()));
+  DSEC_TRY_VOID(Ask(json{{"id", 1}, {"op", "nbd"}, {"node", node}, {"socket", socket}}.dump()));
   return Ok();
 }
 
@@ -263,12 +262,10 @@ Result<Client::Sealed> Client::Seal(uint64_t node) {
 }
 
 Result<Client::Sealed> Client::Collapse(uint64_t node, uint64_t first, uint64_t count) {
-  DSEC_TRY(const std::string text, Ask(json{{"id", 1},
-                                            {"op", "collapse"},
-                                            {"node", node},
-                                            {"first", first},
-                                            {"count", count}}
-                                           .dump()));
+  DSEC_TRY(
+      const std::string text,
+      Ask(json{{"id", 1}, {"op", "collapse"}, {"node", node}, {"first", first}, {"count", count}}
+              .dump()));
   const json answer = json::parse(text, nullptr, false);
   return Sealed{TextIn(answer, "path"), TextIn(answer, "uuid"), answer.value("took_ms", 0.0)};
 }
@@ -278,8 +275,7 @@ Result<std::string> Client::Info(uint64_t node) {
 }
 
 Result<void> Client::Close(uint64_t node, bool force) {
-  DSEC_TRY_VOID(
-      Ask(json{{"id", 1}, {"op", "close"}, {"node", node}, {"force", force}}.dump()));
+  DSEC_TRY_VOID(Ask(json{{"id", 1}, {"op", "close"}, {"node", node}, {"force", force}}.dump()));
   return Ok();
 }
 

@@ -90,8 +90,8 @@ class Client {
   os::UniqueFd mount_;
   std::condition_variable_any restored_;
   std::counting_semaphore<4> calls_{4};
-  os::PidFd keeper_;  // if it is a child of ours; the monitor's
-  int watched_ = -1;  // socket of the monitor
+  os::PidFd keeper_;      // if it is a child of ours; the monitor's
+  int watched_ = -1;      // socket of the monitor
   std::jthread monitor_;  // last
 };
 

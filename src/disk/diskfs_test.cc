@@ -25,9 +25,9 @@
 namespace dsec::disk {
 namespace {
 
+using std::chrono::seconds;
 using testing::Fill;
 using testing::RandomBytes;
-using std::chrono::seconds;
 
 // A loop device over a file, which goes with its last user.
 class Loop {
@@ -105,10 +105,9 @@ class DiskfsTest : public ::testing::Test {
     const std::string path = dir_.path() + "/script";
     ::unlink(path.c_str());
     EXPECT_TRUE(os::CreateFile(AT_FDCWD, path.c_str(), script, 0700).ok());
-    return std::system(
-        fmt::format("unshare -m --propagation private sh -ec '. {}' > {}/said 2>&1", path,
-                    dir_.path())
-            .c_str());
+    return std::system(fmt::format("unshare -m --propagation private sh -ec '. {}' > {}/said 2>&1",
+                                   path, dir_.path())
+                           .c_str());
   }
   std::string Said() const { return os::ReadFile(dir_.fd(), "said", 1 << 20).value(); }
 
@@ -170,13 +169,13 @@ TEST_F(DiskfsTest, Ext4_IsMadeMountedCheckedOverSnapshotsAndDeaths) {
         if (worker.valid()) static_cast<void>(worker.Signal(SIGKILL));
       }
     });
-    const int status = Run(fmt::format(
-        "mkdir {0}/m; mount -o discard {1} {0}/m\n"
-        "for i in 1 2 3; do cp -r /usr/include/linux {0}/m/$i; sync; done\n"
-        "rm -r {0}/m/2; sync\n"
-        "echo 3 > /proc/sys/vm/drop_caches; diff -r /usr/include/linux {0}/m/3\n"
-        "umount {0}/m; fsck.ext4 -fn {1}\n",
-        dir_.path(), loop.path()));
+    const int status =
+        Run(fmt::format("mkdir {0}/m; mount -o discard {1} {0}/m\n"
+                        "for i in 1 2 3; do cp -r /usr/include/linux {0}/m/$i; sync; done\n"
+                        "rm -r {0}/m/2; sync\n"
+                        "echo 3 > /proc/sys/vm/drop_caches; diff -r /usr/include/linux {0}/m/3\n"
+                        "umount {0}/m; fsck.ext4 -fn {1}\n",
+                        dir_.path(), loop.path()));
     killer.request_stop();
     killer.join();
     EXPECT_EQ(status, 0) << Said();
@@ -187,7 +186,9 @@ TEST_F(DiskfsTest, Ext4_IsMadeMountedCheckedOverSnapshotsAndDeaths) {
   const auto forked = client_->Open(dir_.path() + "/fork").value();
   const auto file = client_->OpenFile(forked.node, O_RDWR).value();
   const Loop loop(file.get());
-  EXPECT_EQ(Run(fmt::format("fsck.ext4 -fn {1}; mount {1} {0}/m; test ! -e {0}/m/1; umount {0}/m", dir_.path(), loop.path())), 0)
+  EXPECT_EQ(Run(fmt::format("fsck.ext4 -fn {1}; mount {1} {0}/m; test ! -e {0}/m/1; umount {0}/m",
+                            dir_.path(), loop.path())),
+            0)
       << Said();
 }
 
@@ -258,7 +259,10 @@ TEST_F(DiskfsTest, Nbd_IsThereAgainAfterADeath) {
   const std::string url = "'nbd+unix:///?socket=" + socket + "'";
   // qemu-io waits for the server to come back, as a VM would.
   const std::string opts = fmt::format(
-      "--image-opts driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.reconnect-delay=20", socket);
+      "--image-opts "
+      "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.reconnect-delay="
+      "20",
+      socket);
   std::jthread killer([&] {
     for (int i = 0; i < 3; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(400));
@@ -283,7 +287,9 @@ TEST_F(DiskfsTest, Nbd_IsThereAgainAfterADeath) {
 TEST_F(DiskfsTest, PublishedLayer_IsServedFromTheRoot) {
   Rng rng(9);
   const auto content = RandomBytes(rng, 4 << 20);
-  ASSERT_TRUE(os::CreateFile(dir_.fd(), "image", {reinterpret_cast<const char*>(content.data()), content.size()}, 0600).ok());
+  ASSERT_TRUE(os::CreateFile(dir_.fd(), "image",
+                             {reinterpret_cast<const char*>(content.data()), content.size()}, 0600)
+                  .ok());
   ASSERT_TRUE(ImportRaw(dir_.path() + "/image", dir_.path() + "/image.lsmt", {}, {}).ok());
   const std::string hex = Publish(dir_.path() + "/root", dir_.path() + "/image.lsmt", {}).value();
   PublishedStore::Options store_options;
@@ -302,9 +308,11 @@ TEST_F(DiskfsTest, PublishedLayer_IsServedFromTheRoot) {
   ASSERT_TRUE(WriteFully(file.get(), 2000001, Fill('p', 100)).ok());
   ASSERT_EQ(::fsync(file.get()), 0);
   ASSERT_TRUE(ReadFully(file.get(), 1999990, std::span(got).first(200)).ok());
-  EXPECT_TRUE(std::ranges::equal(std::span(got).first(11), std::span(content).subspan(1999990, 11)));
+  EXPECT_TRUE(
+      std::ranges::equal(std::span(got).first(11), std::span(content).subspan(1999990, 11)));
   EXPECT_EQ(got[11], 'p');
-  EXPECT_TRUE(std::ranges::equal(std::span(got).subspan(111, 89), std::span(content).subspan(1999990 + 111, 89)));
+  EXPECT_TRUE(std::ranges::equal(std::span(got).subspan(111, 89),
+                                 std::span(content).subspan(1999990 + 111, 89)));
 }
 
 }  // namespace

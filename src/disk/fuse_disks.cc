@@ -135,8 +135,7 @@ Result<std::shared_ptr<Disk>> FuseDisks::Remove(uint64_t node, bool force) {
   if (found == entries_.end())
     return Error(Code::kNotFound, "disk.not_served", fmt::format("no disk is number {}", node));
   if (found->second->open_files > 0 && !force) {
-    return Error(Code::kConflict, "disk.in_use",
-                 fmt::format("the file of disk {} is open", node));
+    return Error(Code::kConflict, "disk.in_use", fmt::format("the file of disk {} is open", node));
   }
   auto disk = found->second->disk;
   entries_.erase(found);
@@ -145,10 +144,8 @@ Result<std::shared_ptr<Disk>> FuseDisks::Remove(uint64_t node, bool force) {
 
 Result<void> FuseDisks::Run(size_t threads) {
   const auto run = [this] {
-    return device_.Run(kRequestBytes,
-                       [this](const fuse_in_header&, std::span<const uint8_t> request) {
-                         Serve(request);
-                       });
+    return device_.Run(kRequestBytes, [this](const fuse_in_header&,
+                                             std::span<const uint8_t> request) { Serve(request); });
   };
   std::vector<std::jthread> more;
   for (size_t i = 1; i < threads; ++i) {
@@ -220,7 +217,9 @@ void FuseDisks::Handle(const fuse_in_header& header, std::span<const uint8_t> bo
     }
     case FUSE_OPEN: {
       fuse_open_out out{};
-      out.open_flags = FOPEN_KEEP_CACHE;
+      // A process that starts the next worker closes its files of ours in execve(2): no request
+      // may have to be answered for that (Linux 5.16).
+      out.open_flags = FOPEN_KEEP_CACHE | FOPEN_NOFLUSH;
       {
         const std::lock_guard lock(mutex_);
         if (const auto found = entries_.find(header.nodeid); found != entries_.end())
@@ -354,8 +353,7 @@ void FuseDisks::Write(const fuse_in_header& header, std::span<const uint8_t> bod
   device_.ReplyWith(header.unique, out);
 }
 
-void FuseDisks::Fallocate(const fuse_in_header& header, std::span<const uint8_t> body,
-                          Disk& disk) {
+void FuseDisks::Fallocate(const fuse_in_header& header, std::span<const uint8_t> body, Disk& disk) {
   fuse_fallocate_in in;
   if (!TakeFront(body, in)) return device_.ReplyError(header.unique, EINVAL);
   constexpr uint32_t kTrim = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;

@@ -16,8 +16,7 @@ using nlohmann::json;
 std::string EncodeServed(const std::vector<Served>& all) {
   json lines = json::array();
   for (const Served& one : all) {
-    lines.push_back(
-        {{"node", one.node}, {"bytes", one.bytes}, {"dir", one.dir}, {"nbd", one.nbd}});
+    lines.push_back({{"node", one.node}, {"bytes", one.bytes}, {"dir", one.dir}, {"nbd", one.nbd}});
   }
   return lines.dump(-1, ' ', false, json::error_handler_t::replace);
 }

@@ -98,8 +98,7 @@ class Worker {
     return std::shared_ptr<Disk>(std::move(disk));
   }
 
-  Result<void> StartNbd(uint64_t node, const std::string& path,
-                        const std::shared_ptr<Disk>& disk) {
+  Result<void> StartNbd(uint64_t node, const std::string& path, const std::shared_ptr<Disk>& disk) {
     DSEC_TRY(auto server, NbdServer::Start(path, NbdTargetOf(disk)));
     const std::lock_guard lock(mutex_);
     nbd_[node] = std::move(server);
@@ -260,8 +259,8 @@ int DiskfsMain(int argc, char** argv) {
   auto settings = Settings::Parse(*text);
   if (!settings.ok()) return Fail(settings.error());
   log::Configure(settings->log);
-  auto written = blobfs::WritePidFile(
-      settings->dir, role == "keeper" ? blobfs::kKeeperName : blobfs::kWorkerName);
+  auto written = blobfs::WritePidFile(settings->dir,
+                                      role == "keeper" ? blobfs::kKeeperName : blobfs::kWorkerName);
   if (!written.ok()) return Fail(written.error());
   if (role == "keeper") return blobfs::KeepWorker(argv);
   if (auto armed = fault::ArmFromEnv(); !armed.ok()) return Fail(armed.error());
