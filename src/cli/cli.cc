@@ -42,6 +42,7 @@ int CliMain(int argc, char** argv, const std::vector<ExtraCommand>& extras) {
   AddExecCommands(app, context);
   AddCopyCommand(app, context);
   AddLayerCommands(app, context);
+  AddDiskCommands(app, context);
   AddFnCommands(app, context);
   AddIamCommands(app, context);
   app.footer(

@@ -31,8 +31,9 @@ void AddCopyCommand(CLI::App& app, Context& context);   // cp
 void AddLayerCommands(CLI::App& app,
                       Context& context);  // layer build ls show verify du rm pack flatten compress
                                           // trace gc nodes forget
-void AddIamCommands(CLI::App& app, Context& context);  // iam ...
-void AddFnCommands(CLI::App& app, Context& context);   // fn run types pools
+void AddDiskCommands(CLI::App& app, Context& context);  // disk import info collapse export verify
+void AddIamCommands(CLI::App& app, Context& context);   // iam ...
+void AddFnCommands(CLI::App& app, Context& context);    // fn run types pools
 
 // Flags that describe a sandbox; shared by create and run.
 struct CreateFlags {

@@ -275,7 +275,14 @@ void ProbeVirtualMachines(Table& table) {
   table.AddOptional("kvm", CanOpen("/dev/kvm"), "microVM and VM backends");
   table.AddOptional("vhost_vsock", CanOpen("/dev/vhost-vsock"),
                     "agents of virtual machines (else virtio-serial)");
-  table.AddOptional("ublk", CanOpen("/dev/ublk-control"), "writable disks of virtual machines");
+  const bool ublk = CanOpen("/dev/ublk-control"), nbd = CanOpen("/dev/nbd0");
+  table.AddOptional("ublk", ublk, "writable disks of virtual machines");
+  const bool fuse = CanOpen("/dev/fuse");
+  table.Add("disk_export", false, fuse, "FUSE file; NBD on a Unix socket for QEMU",
+            fmt::format("of ublk ({}), the kernel's NBD client ({}) and FUSE ({}) disks of virtual "
+                        "machines take FUSE, which survives their daemon; ublk is not served yet",
+                        ublk ? "there" : "missing", nbd ? "there" : "missing",
+                        fuse ? "there" : "missing"));
 }
 
 }  // namespace
