@@ -29,7 +29,7 @@ def vm(node):
 
 
 def test_a_microvm_is_a_sandbox_like_any_other(node, client, vm):
-    assert vm.info["backend"] == "microvm" and vm.state == "RUNNING"
+    assert vm.info["backend"] == "microvm" and vm.state == "running"
     result = vm.run_shell("uname -r; id -u; exit 3")
     assert result.end == Exited(3)
     assert result.stdout.startswith(b"6.12.") and not result.stdout.startswith(os.uname().release.encode())
@@ -65,7 +65,7 @@ def test_the_command_line_runs_one(node):
     done = node.cli("run", BASE, "--backend", "microvm", "--memory", "128m", "--", "sh", "-c", "uname -r; exit 4", timeout=120)
     assert done.returncode == 4, done.stderr
     assert done.stdout.startswith(b"6.12.")
-    assert node.cli("ps").stdout.count(b"RUNNING") == 1  # the module's own
+    assert node.cli("ps").stdout.count(b"running") == 1  # the module's own
 
 
 def test_what_a_microvm_cannot_do_is_refused_by_name(client):
@@ -85,7 +85,7 @@ def test_it_outlives_the_daemon(node, vm):
     node.start()
     with node.client() as client:
         again = client.get(vm.id)
-        assert again.state == "RUNNING"
+        assert again.state == "running"
         assert again.attach(op_id).wait().stdout == b"begun\nwent on\n"
         assert client.get(vm.id).run_shell("cat /root/a | wc -c").stdout == b"140000\n"
 
