@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cluster_rate: the figure `apiserver_rate` as a JSON line (bench/README.md says what it is), in
-// real time: one apiserver's way of a create (key and right, placement, two records in a store that
+// real time: one apiserver's way of a create (placement, two records in a store that
 // takes a millisecond, the call) over 160 simulated nodes, all on one thread. Without HTTP and
 // without a watcher: what that would say is taken from the nodes.
 #include <fmt/format.h>
