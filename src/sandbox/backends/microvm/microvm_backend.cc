@@ -277,8 +277,8 @@ runtime::Task<std::shared_ptr<Instance>> MicroVmBackend::Create(v1::SandboxRecor
   if (!channel.ok()) {
     // How it ended is written down a moment after its port has closed.
     if (channel.error().code() == Code::kUnavailable) {
-      static_cast<void>(co_await WaitFd(keeper.fd(), FdEvent::kReadable,
-                                        runtime::Deadline::After(kLastBreath)));
+      static_cast<void>(
+          co_await WaitFd(keeper.fd(), FdEvent::kReadable, runtime::Deadline::After(kLastBreath)));
     }
     auto why = [host, slot]() -> Result<std::string> { return host->ReadEnd(slot).message; };
     auto end = co_await host_->host_pool->Run(std::move(why), runtime::Deadline::Never());
