@@ -127,8 +127,19 @@ Result<KeyAndCertificate> MakeAuthority(std::string_view cluster, WallTime now) 
 
 Result<KeyAndRequest> MakeRequest(const rpc::TlsName& name) {
   ERR_clear_error();
-  DSEC_TRY_VOID(rpc::ParseTlsName(name.Uri()));
   DSEC_TRY(const Key key, internal::NewKey());
+  DSEC_TRY(const std::string pem, internal::KeyPem(key.get()));
+  return MakeRequest(name, pem);
+}
+
+Result<KeyAndRequest> MakeRequest(const rpc::TlsName& name, const std::string& pem) {
+  ERR_clear_error();
+  DSEC_TRY_VOID(rpc::ParseTlsName(name.Uri()));
+  const Key key = internal::ReadKey(pem);
+  if (!key) {
+    return Error(Code::kInvalidArgument, "ca.material",
+                 internal::WithOpenSslError("the key of a signing request cannot be used"));
+  }
   const std::unique_ptr<X509_REQ, decltype(&X509_REQ_free)> request(X509_REQ_new(), &X509_REQ_free);
   const std::unique_ptr<STACK_OF(X509_EXTENSION), void (*)(STACK_OF(X509_EXTENSION)*)> extensions(
       sk_X509_EXTENSION_new_null(), [](STACK_OF(X509_EXTENSION) * stack) {
@@ -150,7 +161,7 @@ Result<KeyAndRequest> MakeRequest(const rpc::TlsName& name) {
   KeyAndRequest out;
   out.request.assign(reinterpret_cast<char*>(der), static_cast<size_t>(size));
   OPENSSL_free(der);
-  DSEC_TRY(out.key, internal::KeyPem(key.get()));
+  out.key = pem;
   return out;
 }
 

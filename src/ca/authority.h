@@ -22,6 +22,9 @@ inline constexpr std::chrono::hours kCertificateLife{24};
 inline constexpr std::chrono::hours kAuthorityLife{24 * 3650};
 // Clocks of the daemons may differ by so much.
 inline constexpr std::chrono::minutes kClockSlack{5};
+// From the moment a further CA is trusted until it may sign: every certificate was renewed in it,
+// and each renewal brings the list of CAs.
+inline constexpr std::chrono::hours kTrustTime = kCertificateLife + std::chrono::hours{1};
 inline constexpr size_t kMaxRequestBytes = size_t{8} << 10;
 
 // A key and what goes with it.
@@ -38,6 +41,8 @@ struct KeyAndRequest {
 Result<KeyAndCertificate> MakeAuthority(std::string_view cluster, WallTime now);
 // A new key, and the request for a certificate of that name.
 Result<KeyAndRequest> MakeRequest(const rpc::TlsName& name);
+// The same with a key that exists (PEM). kInvalidArgument "ca.material" when it is none.
+Result<KeyAndRequest> MakeRequest(const rpc::TlsName& name, const std::string& key);
 
 // A request of somebody who may be hostile: it parsed, is signed with the key that it brings (P-256
 // or Ed25519), and asks for one name.

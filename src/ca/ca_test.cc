@@ -141,24 +141,83 @@ TEST(KeyFiles, AreWholeAndPrivate) {
   auto dir = os::TempDir::Create("dsec-ca-");
   ASSERT_TRUE(dir.ok());
   const std::string folder = dir->path() + "/ca";
-  ASSERT_TRUE(InitAuthority(folder, "prod", false, Clock::System()).ok());
+  ASSERT_TRUE(InitAuthority(folder, "prod", Clock::System()).ok());
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     struct stat info{};
     ASSERT_EQ(stat(entry.path().c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 07777, 0600u) << entry.path();
   }
-  EXPECT_EQ(InitAuthority(folder, "prod", false, Clock::System()).error().reason(), "ca.exists");
-  EXPECT_EQ(InitAuthority(folder, "other", true, Clock::System()).error().reason(), "ca.name");
-  auto first = LoadAuthority(folder);
-  ASSERT_TRUE(first.ok()) << first.error().ToString();
-  ASSERT_TRUE(InitAuthority(folder, "prod", true, Clock::System()).ok());
-  auto second = LoadAuthority(folder);
-  ASSERT_TRUE(second.ok());
-  EXPECT_NE(first->authority.certificate, second->authority.certificate);
-  // Both are trusted, the new one first.
-  EXPECT_EQ(second->trusted, second->authority.certificate + first->authority.certificate);
+  EXPECT_EQ(InitAuthority(folder, "prod", Clock::System()).error().reason(), "ca.exists");
+  ASSERT_TRUE(LoadAuthority(folder).ok());
   ASSERT_EQ(chmod((folder + "/ca.key").c_str(), 0644), 0);
   EXPECT_EQ(LoadAuthority(folder).error().reason(), "ca.file_mode");
+}
+
+class MovedClock final : public Clock {
+ public:
+  MonoTime Mono() const override { return Clock::System().Mono(); }
+  WallTime Wall() const override { return Clock::System().Wall() + by; }
+  std::chrono::minutes by{0};
+};
+
+TEST(KeyFiles, AuthorityChangesInTwoStepsWithADayBetween) {
+  auto dir = os::TempDir::Create("dsec-ca-");
+  ASSERT_TRUE(dir.ok());
+  const std::string folder = dir->path() + "/ca";
+  MovedClock clock;
+  ASSERT_TRUE(InitAuthority(folder, "prod", clock).ok());
+  const auto first = LoadAuthority(folder);
+  EXPECT_EQ(SwitchAuthority(folder, clock).error().reason(), "ca.next");
+  auto added = AddAuthority(folder, clock);
+  ASSERT_TRUE(added.ok()) << added.error().ToString();
+  // Trusted, and signs nothing.
+  auto between = LoadAuthority(folder);
+  ASSERT_TRUE(between.ok());
+  EXPECT_EQ(between->authority.certificate, first->authority.certificate);
+  EXPECT_EQ(between->authority.key, first->authority.key);
+  EXPECT_NE(between->trusted, first->trusted);
+  EXPECT_EQ(LookAt(between->trusted)->sha256, *added);
+  EXPECT_EQ(AddAuthority(folder, clock).error().reason(), "ca.next");
+  clock.by = std::chrono::minutes(kCertificateLife);
+  EXPECT_EQ(SwitchAuthority(folder, clock).error().reason(), "ca.too_early");
+  EXPECT_EQ(LoadAuthority(folder)->authority.key, first->authority.key);
+  clock.by = std::chrono::minutes(kTrustTime) + std::chrono::minutes(1);
+  // Killed between its two files: the pair does not fit, and the same command ends it.
+  std::string next;
+  {
+    auto read = ReadSecret(folder + "/next.pem");
+    ASSERT_TRUE(read.ok());
+    next = *read;
+  }
+  ASSERT_TRUE(WriteWhole(folder + "/ca.pem", next).ok());
+  EXPECT_FALSE(Authority::Load(LoadAuthority(folder)->authority).ok());
+  auto switched = SwitchAuthority(folder, clock);
+  ASSERT_TRUE(switched.ok()) << switched.error().ToString();
+  EXPECT_EQ(*switched, *added);
+  auto second = LoadAuthority(folder);
+  ASSERT_TRUE(second.ok());
+  auto authority = Authority::Load(second->authority);
+  ASSERT_TRUE(authority.ok());
+  EXPECT_EQ((*authority)->fingerprint(), *added);
+  EXPECT_EQ(second->trusted, next + first->authority.certificate);
+  EXPECT_EQ(SwitchAuthority(folder, clock).error().reason(), "ca.next");
+}
+
+TEST(KeyFiles, JoiningKeyIsTheSameUntilForgotten) {
+  auto dir = os::TempDir::Create("dsec-ca-");
+  ASSERT_TRUE(dir.ok());
+  const std::string folder = dir->path() + "/tls";
+  const rpc::TlsName name{"prod", "edge", "n1"};
+  auto first = JoiningRequest(folder, name);
+  ASSERT_TRUE(first.ok()) << first.error().ToString();
+  auto again = JoiningRequest(folder, name);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(ParseRequest(first->request)->key_sha256, ParseRequest(again->request)->key_sha256);
+  ASSERT_TRUE(ForgetJoining(folder).ok());
+  ASSERT_TRUE(ForgetJoining(folder).ok());
+  auto other = JoiningRequest(folder, name);
+  ASSERT_TRUE(other.ok());
+  EXPECT_NE(ParseRequest(first->request)->key_sha256, ParseRequest(other->request)->key_sha256);
 }
 
 TEST(KeyFiles, IdentityComesBack) {

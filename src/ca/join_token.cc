@@ -112,6 +112,7 @@ runtime::Task<SerialUse> NewSerial(store::Store& store, v1::CertificateRecord re
       std::clamp(std::chrono::milliseconds(life), store::kMinTtl, store::kMaxTtl), deadline);
   if (!lease.ok()) co_return std::move(lease).error();
   const std::string key = fmt::format("ca/serial/{:016x}", use.serial);
+  use.lease = *lease;
   use.condition = {key, 0};
   use.write = {key, record.SerializeAsString(), *lease};
   co_return use;

@@ -51,9 +51,11 @@ runtime::Task<TokenUse> UseJoinToken(store::Store& store, std::string secret,
                                      runtime::Deadline deadline);
 
 // A serial number that no other certificate has, as far as the condition holds:
-// "ca/serial/<number>".
+// "ca/serial/<number>". Its lease lives as long as the certificate; the caller revokes it when the
+// transaction has not come about.
 struct SerialUse {
   uint64_t serial = 0;
+  store::LeaseId lease = 0;
   store::Condition condition;
   store::Write write;
 };

@@ -15,6 +15,7 @@ namespace dsec::ca {
 namespace {
 
 constexpr size_t kMaxFile = size_t{256} << 10;
+constexpr std::string_view kJoiningFile = "joining.pem";
 
 Result<void> MakeFolder(const std::string& folder) {
   std::error_code error;
@@ -82,33 +83,96 @@ Result<Identity> LoadIdentity(const std::string& folder) {
   return out;
 }
 
-Result<void> InitAuthority(const std::string& folder, const std::string& cluster, bool replace,
+Result<KeyAndRequest> JoiningRequest(const std::string& folder, const rpc::TlsName& name) {
+  DSEC_TRY_VOID(MakeFolder(folder));
+  const std::string path = In(folder, kJoiningFile);
+  auto key = ReadSecret(path);
+  if (key.ok()) return MakeRequest(name, *key);
+  if (key.error().sys_errno() != ENOENT) return std::move(key).error();
+  DSEC_TRY(KeyAndRequest made, MakeRequest(name));
+  DSEC_TRY_VOID(WriteWhole(path, made.key));
+  return made;
+}
+
+Result<void> ForgetJoining(const std::string& folder) {
+  const std::string path = In(folder, kJoiningFile);
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) return os::ErrnoError("os.unlink", path);
+  return Ok();
+}
+
+Result<void> InitAuthority(const std::string& folder, const std::string& cluster,
                            const Clock& clock) {
   DSEC_TRY_VOID(MakeFolder(folder));
   std::error_code error;
-  const bool exists = std::filesystem::exists(In(folder, kAuthorityKeyFile), error);
-  std::string trusted;
-  if (exists && !replace) {
+  if (std::filesystem::exists(In(folder, kAuthorityKeyFile), error)) {
     return Error(Code::kAlreadyExists, "ca.exists", fmt::format("{} has a CA already", folder));
   }
-  if (exists) {
-    DSEC_TRY(AuthorityFiles old, LoadAuthority(folder));
-    DSEC_TRY(const CertificateView view, LookAt(old.authority.certificate));
-    if (view.name.cluster != cluster) {
-      return Error(Code::kConflict, "ca.name",
-                   fmt::format("{} is the CA of {}", folder, view.name.cluster))
-          .WithField("cluster");
-    }
-    trusted = std::move(old.trusted);
-  }
   DSEC_TRY(const KeyAndCertificate made, MakeAuthority(cluster, clock.Wall()));
-  DSEC_TRY(trusted, JoinBundles(made.certificate, trusted));
-  // What is trusted first, so that nobody meets a certificate of a CA that it does not know. Key
-  // and certificate are two files: a crash between them leaves a pair that Load refuses, and the
-  // same command with `replace` mends it.
-  DSEC_TRY_VOID(WriteWhole(In(folder, kTrustedFile), trusted));
+  // The key last: without it there is none, and the same command begins again.
+  DSEC_TRY_VOID(WriteWhole(In(folder, kTrustedFile), made.certificate));
   DSEC_TRY_VOID(WriteWhole(In(folder, kAuthorityFile), made.certificate));
   return WriteWhole(In(folder, kAuthorityKeyFile), made.key);
+}
+
+Result<std::string> AddAuthority(const std::string& folder, const Clock& clock) {
+  DSEC_TRY(const AuthorityFiles now, LoadAuthority(folder));
+  DSEC_TRY(const CertificateView view, LookAt(now.authority.certificate));
+  auto next = ReadSecret(In(folder, kNextFile));
+  if (!next.ok() && next.error().sys_errno() != ENOENT) return std::move(next).error();
+  if (next.ok() && now.trusted.find(*next) != std::string::npos) {
+    DSEC_TRY(const CertificateView added, LookAt(*next));
+    return Error(Code::kAlreadyExists, "ca.next",
+                 fmt::format("{} has a next CA already, {}; `dsec cluster ca switch` lets it sign",
+                             folder, added.sha256));
+  }
+  // One that was not added to the trusted was never told to anybody: made anew, for its age counts
+  // from when it is trusted.
+  DSEC_TRY(const KeyAndCertificate made, MakeAuthority(view.name.cluster, clock.Wall()));
+  DSEC_TRY(const std::string trusted, JoinBundles(made.certificate, now.trusted));
+  DSEC_TRY(const CertificateView added, LookAt(made.certificate));
+  DSEC_TRY_VOID(WriteWhole(In(folder, kNextKeyFile), made.key));
+  DSEC_TRY_VOID(WriteWhole(In(folder, kNextFile), made.certificate));
+  DSEC_TRY_VOID(WriteWhole(In(folder, kTrustedFile), trusted));
+  return added.sha256;
+}
+
+Result<std::string> SwitchAuthority(const std::string& folder, const Clock& clock) {
+  auto certificate = ReadSecret(In(folder, kNextFile));
+  if (!certificate.ok() && certificate.error().sys_errno() == ENOENT) {
+    return Error(Code::kFailedPrecondition, "ca.next",
+                 fmt::format("{} has no next CA; `dsec cluster ca add` makes one", folder));
+  }
+  if (!certificate.ok()) return std::move(certificate).error();
+  DSEC_TRY(const std::string key, ReadSecret(In(folder, kNextKeyFile)));
+  DSEC_TRY(const std::string trusted, ReadSecret(In(folder, kTrustedFile)));
+  DSEC_TRY_VOID(Authority::Load({key, *certificate}));
+  DSEC_TRY(const CertificateView next, LookAt(*certificate));
+  if (trusted.find(*certificate) == std::string::npos) {
+    return Error(
+        Code::kFailedPrecondition, "ca.next",
+        fmt::format("the next CA in {} is not among the trusted yet; `dsec cluster ca add`",
+                    folder));
+  }
+  // A certificate begins earlier than it was made, by the slack of the clocks.
+  const int64_t from =
+      next.begins_unix_ms +
+      std::chrono::milliseconds(std::chrono::milliseconds(kClockSlack) + kTrustTime).count();
+  const int64_t now = UnixMillis(clock.Wall());
+  if (now < from) {
+    return Error(
+        Code::kFailedPrecondition, "ca.too_early",
+        fmt::format("the next CA may sign in {} minutes, when every daemon has heard of it",
+                    (from - now) / 60'000 + 1));
+  }
+  // Between these two Load refuses the pair, and apiservers go on with what they have read; the
+  // same command mends it.
+  DSEC_TRY_VOID(WriteWhole(In(folder, kAuthorityFile), *certificate));
+  DSEC_TRY_VOID(WriteWhole(In(folder, kAuthorityKeyFile), key));
+  for (const std::string_view file : {kNextFile, kNextKeyFile}) {
+    const std::string path = In(folder, file);
+    if (unlink(path.c_str()) != 0 && errno != ENOENT) return os::ErrnoError("os.unlink", path);
+  }
+  return next.sha256;
 }
 
 Result<AuthorityFiles> LoadAuthority(const std::string& folder) {

@@ -40,12 +40,12 @@ Ca NewCa(const std::string& cluster = "prod") {
 }
 
 rpc::TlsOptions OptionsOf(const Ca& ca, const TlsName& name, const std::string& trusted,
-                          std::chrono::hours age = {}) {
+                          std::chrono::hours age = {}, seconds life = kCertificateLife) {
   auto request = MakeRequest(name);
   EXPECT_TRUE(request.ok());
   auto parsed = ParseRequest(request->request);
   EXPECT_TRUE(parsed.ok());
-  auto issued = ca.authority->Issue(*parsed, 5, Clock::System().Wall() - age);
+  auto issued = ca.authority->Issue(*parsed, 5, Clock::System().Wall() - age, life);
   EXPECT_TRUE(issued.ok()) << issued.error().ToString();
   return {issued->certificate, request->key, trusted, name.cluster};
 }
@@ -307,6 +307,89 @@ TEST_F(TlsTest, CasChangeWhileItServes) {
       Call(ContextOf(OptionsOf(next, {"prod", "apiserver", "a1"}, next.material.certificate)),
            Edge())
           .ok());
+}
+
+// Ok once the connection that has been made has ended. Which of the two sides ends it is the
+// test's.
+Task<void> UntilEnded(TlsTest* self, std::shared_ptr<const TlsContext> context) {
+  auto channel = co_await rpc::Channel::ConnectTls(self->shards_.at(0), "127.0.0.1", self->port_,
+                                                   context, TlsTest::Edge(), Late());
+  if (!channel.ok()) co_return std::move(channel).error();
+  auto answer = co_await (*channel)->CallRaw("t", "Who", "", Late());
+  if (!answer.ok()) co_return std::move(answer).error();
+  for (const Deadline late = Late(); !(*channel)->closed();) {
+    if (late.Expired()) {
+      co_return Error(Code::kDeadlineExceeded, "test.late", "the connection goes on");
+    }
+    (void)co_await runtime::SleepUntil(Deadline::After(milliseconds(20)));
+  }
+  co_return Ok();
+}
+
+TEST_F(TlsTest, ServerEndsAConnectionWithTheCertificateOfItsClient) {
+  Listen();
+  const auto start = std::chrono::steady_clock::now();
+  auto ended =
+      Run(UntilEnded(this, ContextOf(OptionsOf(ca_, {"prod", "apiserver", "a1"},
+                                               ca_.material.certificate, {}, seconds(3)))));
+  EXPECT_TRUE(ended.ok()) << ended.error().ToString();
+  EXPECT_GE(std::chrono::steady_clock::now() - start, seconds(1));  // whole seconds in X.509
+}
+
+TEST_F(TlsTest, ClientEndsAConnectionWithTheCertificateOfItsServer) {
+  holder_->Replace(
+      ContextOf(OptionsOf(ca_, {"prod", "edge", "n1"}, ca_.material.certificate, {}, seconds(3))));
+  Listen();
+  auto ended = Run(UntilEnded(this, Apiserver()));
+  EXPECT_TRUE(ended.ok()) << ended.error().ToString();
+}
+
+TEST_F(TlsTest, WithoutACertificate_ManyConnectionsShutNobodyElseOut) {
+  Listen({.max_connections = 4, .max_anonymous_connections = 2, .anonymous_time = seconds(1000)},
+         true);
+  const rpc::TlsOptions nobody{.trusted = ca_.material.certificate, .cluster = "prod"};
+  auto held = Run([](TlsTest* self, auto context) -> Task<std::vector<bool>> {
+    std::vector<std::shared_ptr<rpc::Channel>> channels;
+    std::vector<bool> served;
+    for (int i = 0; i < 6; ++i) {
+      auto channel = co_await rpc::Channel::ConnectTls(self->shards_.at(0), "127.0.0.1",
+                                                       self->port_, context, Edge(), Late());
+      if (!channel.ok()) co_return std::move(channel).error();
+      served.push_back((co_await (*channel)->CallRaw("t", "Who", "", Late())).ok());
+      channels.push_back(*std::move(channel));
+    }
+    auto named = co_await rpc::Channel::ConnectTls(self->shards_.at(0), "127.0.0.1", self->port_,
+                                                   self->Apiserver(), Edge(), Late());
+    if (!named.ok()) co_return std::move(named).error();
+    served.push_back((co_await (*named)->CallRaw("t", "Who", "", Late())).ok());
+    co_return served;
+  }(this, ContextOf(nobody)));
+  ASSERT_TRUE(held.ok()) << held.error().ToString();
+  EXPECT_EQ(*held, (std::vector<bool>{true, true, false, false, false, false, true}));
+}
+
+TEST_F(TlsTest, WithoutACertificate_AConnectionIsShortAndSmall) {
+  Listen({.anonymous_time = milliseconds(300), .max_anonymous_bytes = 100 << 10}, true);
+  const rpc::TlsOptions nobody{.trusted = ca_.material.certificate, .cluster = "prod"};
+  auto ended = Run(UntilEnded(this, ContextOf(nobody)));
+  EXPECT_TRUE(ended.ok()) << ended.error().ToString();
+  EXPECT_TRUE(Call(ContextOf(nobody), Edge(), "Echo", std::string(90 << 10, 'x')).ok());
+  EXPECT_FALSE(Call(ContextOf(nobody), Edge(), "Echo", std::string(110 << 10, 'x')).ok());
+  EXPECT_TRUE(Call(Apiserver(), Edge(), "Echo", std::string(110 << 10, 'x')).ok());
+}
+
+TEST_F(TlsTest, HandshakesOfOneAddressAreItsShareAlone) {
+  Listen({.max_handshakes = 100, .max_handshakes_per_address = 2, .handshake_time = seconds(20)});
+  const int one = Raw();
+  const int two = Raw();
+  EXPECT_LT(UntilClosed(Raw()), seconds(10));
+  close(one);
+  close(two);
+  // Their share is free again when they have ended.
+  const Deadline late = Late();
+  while (!Call(Apiserver(), Edge()).ok() && !late.Expired()) {
+  }
+  EXPECT_FALSE(late.Expired());
 }
 
 TEST_F(TlsTest, GarbageEndsBeforeTheTimeOfAHandshake) {

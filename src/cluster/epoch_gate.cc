@@ -10,6 +10,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "ca/key_files.h"
+#include "cluster/node_record.h"
 #include "os/file.h"
 
 namespace dsec::cluster {
@@ -113,6 +114,12 @@ boost::asio::awaitable<void> FencingGate::RunFence() {
 }
 
 Task<void> FencingGate::Check(uint64_t epoch, Deadline deadline) {
+  // One that was taken could never be followed by another.
+  if (epoch > kMaxEpoch) {
+    co_return Error(Code::kInvalidArgument, "edge.epoch",
+                    fmt::format("epoch {} is more than {}", epoch, kMaxEpoch))
+        .WithField("epoch");
+  }
   for (;;) {
     const uint64_t own = std::max(epoch_, fencing_);
     if (epoch < own) co_return StaleEpochError(epoch, own);
@@ -121,7 +128,11 @@ Task<void> FencingGate::Check(uint64_t epoch, Deadline deadline) {
     if (!running_) {
       running_ = true;
       last_error_.reset();
-      if (!runtime::Spawn(gate_, home_, RunFence())) {
+      auto work = runtime::SpawnCancellable(gate_, home_, RunFence());
+      if (work) {
+        // It may have ended already.
+        if (running_) fence_work_ = std::move(work);
+      } else {
         running_ = false;
         co_return Error(Code::kUnavailable, "edge.stopping", "this daemon is being stopped");
       }
@@ -146,6 +157,9 @@ Task<void> FencingGate::Resume(Deadline deadline) {
   co_return std::move(done);
 }
 
-boost::asio::awaitable<void> FencingGate::Stop() { return gate_.Close(); }
+boost::asio::awaitable<void> FencingGate::Stop() {
+  fence_work_.Cancel();
+  co_await gate_.Close();
+}
 
 }  // namespace dsec::cluster

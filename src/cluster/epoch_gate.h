@@ -23,6 +23,7 @@ class EpochGate {
   // The caller knows the node by `epoch`. Lower than the own one: kFailedPrecondition
   // "edge.epoch_stale". Higher: everything of the epochs before is ended, the new one is on disk,
   // and only then this is ok; kUnavailable "edge.fencing" as long as that has not come about.
+  // Over kMaxEpoch: kInvalidArgument "edge.epoch".
   virtual runtime::Task<void> Check(uint64_t epoch, runtime::Deadline deadline) = 0;
   // Whether this is the epoch, now. What a Check allowed must ask again after every wait.
   virtual bool Serves(uint64_t epoch) const = 0;
@@ -53,7 +54,7 @@ class FencingGate final : public EpochGate {
   uint64_t epoch() const override { return epoch_; }
   // Ends what a fence that was interrupted had begun.
   runtime::Task<void> Resume(runtime::Deadline deadline);
-  // Waits for a fence under way.
+  // Ends a fence under way, which goes on at the next start, and waits for that.
   boost::asio::awaitable<void> Stop();
 
  private:
@@ -71,6 +72,7 @@ class FencingGate final : public EpochGate {
   bool running_ = false;  // RunFence
   std::optional<Error> last_error_;
   runtime::AsyncEvent changed_;
+  runtime::Running fence_work_;
   runtime::BlockingPool disk_;
   runtime::Gate gate_;
 };

@@ -5,12 +5,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <thread>
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "cluster/node_record.h"
 #include "os/file.h"
 #include "runtime/shards.h"
 
@@ -43,7 +49,8 @@ class GateTest : public ::testing::Test {
     auto fence = [this, fence_takes](std::string, Deadline) -> Task<void> {
       ++fences_;
       return [](std::string boxes, std::chrono::milliseconds takes) -> Task<void> {
-        if (takes.count() > 0) (void)co_await runtime::SleepUntil(Deadline::After(takes));
+        auto slept = co_await runtime::SleepUntil(Deadline::After(takes));
+        if (!slept.ok()) co_return slept;
         for (const auto& entry : std::filesystem::directory_iterator(boxes)) {
           DSEC_CO_FAULT_POINT("test.fence");
           std::filesystem::remove(entry.path());
@@ -70,6 +77,7 @@ class GateTest : public ::testing::Test {
     return runtime::BlockOn(shards_->at(0), gate_->Check(epoch, Soon()));
   }
   Result<void> Resume() { return runtime::BlockOn(shards_->at(0), gate_->Resume(Soon())); }
+  uint64_t epoch() const { return gate_->epoch(); }
   std::string path() const { return dir_->path() + "/epoch"; }
   void MakeBoxes(int count) {
     for (int i = 0; i < count; ++i) std::ofstream(boxes_ + fmt::format("/{}", i)) << "x";
@@ -83,7 +91,7 @@ class GateTest : public ::testing::Test {
   std::string boxes_;
   std::unique_ptr<runtime::Shards> shards_;
   std::unique_ptr<FencingGate> gate_;
-  int fences_ = 0;
+  std::atomic<int> fences_ = 0;
 };
 
 TEST_F(GateTest, HigherEpoch_EndsWhatWasBeforeAndIsKept) {
@@ -195,6 +203,53 @@ TEST_P(GateKill, NextStart_GoesOnWithTheFence) {
 INSTANTIATE_TEST_SUITE_P(Moments, GateKill,
                          ::testing::Values("epoch.after_intent=kill", "test.fence=kill",
                                            "epoch.after_fence=kill"));
+
+TEST_F(GateTest, Stop_EndsAFenceThatTheNextStartGoesOnWith) {
+  Open();
+  ASSERT_TRUE(Check(1).ok());
+  Close();
+  MakeBoxes(2);
+  Open(std::chrono::hours(1));
+  std::promise<Result<void>> checked;
+  boost::asio::co_spawn(
+      shards_->at(0),
+      [](FencingGate& gate, std::promise<Result<void>>& to) -> boost::asio::awaitable<void> {
+        to.set_value(co_await gate.Check(2, Deadline::After(std::chrono::hours(1))));
+      }(*gate_, checked),
+      boost::asio::detached);
+  const Deadline late = Soon();
+  while (fences_ < 2 && !late.Expired()) std::this_thread::yield();
+  ASSERT_EQ(fences_, 2);
+  const auto start = std::chrono::steady_clock::now();
+  (void)runtime::BlockOn(shards_->at(0), [](FencingGate& gate) -> Task<void> {
+    co_await gate.Stop();
+    co_return Ok();
+  }(*gate_));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_EQ(checked.get_future().get().error().reason(), "edge.fencing");
+  Close();
+  EXPECT_EQ(Boxes(), 2u);
+  Open();
+  EXPECT_EQ(gate_->epoch(), 1u);
+  EXPECT_FALSE(gate_->Serves(1));
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_EQ(Boxes(), 0u);
+  EXPECT_EQ(gate_->epoch(), 2u);
+}
+
+TEST_F(GateTest, AnEpochThatNoOtherCouldFollowIsRefused) {
+  Open();
+  ASSERT_TRUE(Check(1).ok());
+  MakeBoxes(2);
+  for (const uint64_t epoch : {kMaxEpoch + 1, UINT64_MAX}) {
+    const auto refused = Check(epoch);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().reason(), "edge.epoch");
+  }
+  EXPECT_EQ(Boxes(), 2u);
+  EXPECT_EQ(epoch(), 1u);
+  EXPECT_TRUE(Check(2).ok());
+}
 
 }  // namespace
 }  // namespace dsec::cluster

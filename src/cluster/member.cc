@@ -30,6 +30,16 @@ constexpr seconds kLongestSleep{60};
 Member::Member(runtime::Executor home, MemberOptions options, Word word)
     : home_(std::move(home)), options_(std::move(options)), word_(std::move(word)) {}
 
+namespace {
+
+// What says that this apiserver cannot help now, and nothing about the request.
+bool AnotherMayHelp(const Error& error) {
+  return error.code() == Code::kUnavailable || error.code() == Code::kDeadlineExceeded ||
+         error.code() == Code::kInternal;
+}
+
+}  // namespace
+
 Task<std::string> Member::Ask(const char* method, std::string request,
                               std::shared_ptr<const rpc::TlsContext> context, std::string pin,
                               Deadline deadline) {
@@ -50,15 +60,20 @@ Task<std::string> Member::Ask(const char* method, std::string request,
     if (answer.ok()) {
       v1::EdgeAnswer parsed;
       if (!parsed.ParseFromString(*answer)) {
-        co_return Error(Code::kUnavailable, "member.no_apiserver",
-                        fmt::format("{}: the answer does not parse", address));
+        last = Error(Code::kUnavailable, "member.no_apiserver",
+                     fmt::format("apiserver {}: the answer does not parse", address));
+      } else if (parsed.has_error()) {
+        last = FromWire(parsed.error());
+        if (!AnotherMayHelp(last)) co_return std::move(last);
+        (void)std::move(last).Context("apiserver {}", address);
+      } else {
+        co_return std::move(*parsed.mutable_body());
       }
-      if (parsed.has_error()) co_return FromWire(parsed.error());
-      co_return std::move(*parsed.mutable_body());
+    } else {
+      if (answer.error().code() == Code::kCancelled) co_return std::move(answer).error();
+      last = Error(Code::kUnavailable, "member.no_apiserver",
+                   fmt::format("apiserver {}: {}", address, answer.error().ToString()));
     }
-    if (answer.error().code() == Code::kCancelled) co_return std::move(answer).error();
-    last = Error(Code::kUnavailable, "member.no_apiserver",
-                 fmt::format("apiserver {}: {}", address, answer.error().ToString()));
     ++next_apiserver_;
   }
   co_return last;
@@ -90,8 +105,10 @@ Result<void> Member::Take(const ca::KeyAndRequest& made, const v1::JoinReply& re
 
 Task<void> Member::JoinNow(Deadline deadline) {
   DSEC_CO_TRY(const ca::JoinToken token, ca::ParseJoinToken(options_.join_token));
+  // On disk before anybody hears of it: after a kill the same key asks again, which the token and
+  // the node's record know.
   DSEC_CO_TRY(const ca::KeyAndRequest made,
-              ca::MakeRequest({token.cluster, options_.role, options_.id}));
+              ca::JoiningRequest(options_.folder, {token.cluster, options_.role, options_.id}));
   DSEC_CO_TRY(auto context, rpc::TlsContext::Create({}));
   v1::JoinRequest request;
   request.set_token(token.secret);
@@ -109,7 +126,8 @@ Task<void> Member::JoinNow(Deadline deadline) {
   if (!reply.ParseFromString(*body)) {
     co_return Error(Code::kUnavailable, "member.no_apiserver", "the answer does not parse");
   }
-  co_return Take(made, reply);
+  DSEC_CO_TRY_VOID(Take(made, reply));
+  co_return ca::ForgetJoining(options_.folder);
 }
 
 Task<std::unique_ptr<Member>> Member::Open(runtime::Executor home, MemberOptions options, Word word,
@@ -134,6 +152,8 @@ Task<std::unique_ptr<Member>> Member::Open(runtime::Executor home, MemberOptions
                                     "with a new token (`dsec cluster token`)",
                                     name.Uri()));
       }
+      // A kill may have come between the two steps of a join.
+      DSEC_CO_TRY_VOID(ca::ForgetJoining(with.folder));
       member->identity_ = *std::move(identity);
       DSEC_CO_TRY(auto context, rpc::TlsContext::Create(member->identity_.Options()));
       member->holder_ = std::make_shared<rpc::TlsHolder>(std::move(context));

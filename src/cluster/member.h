@@ -17,7 +17,7 @@
 namespace dsec::cluster {
 
 struct MemberOptions {
-  std::string folder;  // of identity.pem and trusted.pem
+  std::string folder;  // of identity.pem, trusted.pem and, while it joins, joining.pem
   std::string role;    // edge, watcher
   std::string id;
   std::vector<std::string> apiservers;  // HOST:PORT of their rpc servers; asked in turn
@@ -57,7 +57,8 @@ class Member {
  private:
   Member(runtime::Executor home, MemberOptions options, Word word);
   runtime::Task<void> JoinNow(runtime::Deadline deadline);
-  // One call to whichever apiserver answers first.
+  // One call to whichever apiserver answers first; one that cannot now (kUnavailable,
+  // kDeadlineExceeded, kInternal) is no answer.
   runtime::Task<std::string> Ask(const char* method, std::string request,
                                  std::shared_ptr<const rpc::TlsContext> context, std::string pin,
                                  runtime::Deadline deadline);

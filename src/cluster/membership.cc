@@ -70,13 +70,76 @@ Result<void> CheckCapabilitiesOf(const v1::NodeRecord& record) {
   return Ok();
 }
 
+// One certificate for a call, however often its transaction is tried.
+struct Membership::Certified {
+  Issuer::State issuer;
+  std::optional<ca::SerialUse> serial = std::nullopt;
+  ca::Issued issued = {};
+
+  v1::JoinReply Reply(v1::NodeRecord record) const {
+    v1::JoinReply reply;
+    reply.set_certificate(issued.certificate);
+    reply.set_trusted(issuer.trusted);
+    reply.set_cluster(issuer.authority->cluster());
+    *reply.mutable_node() = std::move(record);
+    return reply;
+  }
+};
+
+Task<void> Membership::Certify(const ca::SigningRequest& wanted, std::string principal,
+                               Certified& made, Deadline deadline) {
+  if (made.serial) co_return Ok();
+  v1::CertificateRecord certificate;
+  certificate.set_name(wanted.name.Uri());
+  certificate.set_principal(std::move(principal));
+  certificate.set_ends_unix_ms(UnixMillis(clock_.Wall() + ca::kCertificateLife));
+  auto serial = co_await ca::NewSerial(store_, std::move(certificate), clock_, deadline);
+  if (!serial.ok()) co_return std::move(serial).error();
+  made.serial = *std::move(serial);
+  DSEC_CO_TRY(made.issued,
+              made.issuer.authority->Issue(wanted, made.serial->serial, clock_.Wall()));
+  co_return Ok();
+}
+
+// When the transaction has not come about; if nobody knows, nobody has the certificate either.
+Task<void> Membership::TakeBack(const Certified& made) {
+  if (!made.serial) co_return Ok();
+  auto revoked = co_await store_.Revoke(made.serial->lease, Deadline::After(seconds(5)));
+  // It ends by itself, a day later.
+  if (!revoked.ok()) log::Warn("cluster.lease_left", {{"error", revoked.error()}});
+  co_return Ok();
+}
+
+namespace {
+
+void SetCertificate(v1::NodeRecord& record, const ca::SigningRequest& wanted,
+                    const ca::Issued& issued, std::string previous) {
+  record.set_certificate_sha256(issued.sha256);
+  record.set_certificate_ends_unix_ms(issued.ends_unix_ms);
+  record.set_previous_certificate_sha256(std::move(previous));
+  record.set_key_sha256(wanted.key_sha256);
+}
+
+// Whether the one with this certificate is the machine that the record is about.
+Result<void> CheckMachine(const v1::NodeRecord& record, const rpc::TlsPeer& peer) {
+  const std::string& shown = peer.certificate_sha256;
+  if (!shown.empty() &&
+      (shown == record.certificate_sha256() || shown == record.previous_certificate_sha256())) {
+    return Ok();
+  }
+  return Refuse(Code::kPermissionDenied, "join.replaced",
+                fmt::format("the certificate of {} is not the one that node {} was given last: "
+                            "another machine has joined under this id since",
+                            peer.name.Uri(), record.node_id()));
+}
+
+}  // namespace
+
 Task<v1::JoinReply> Membership::Join(v1::JoinRequest request, Deadline given) {
   const Deadline deadline = Bounded(given);
   DSEC_CO_TRY(const ca::SigningRequest wanted, ca::ParseRequest(request.signing_request()));
-  const Issuer::State issuer = issuer_.Get();
-  const bool edge = wanted.name.role == kEdgeRole;
   v1::NodeRecord& word = *request.mutable_node();
-  if (edge) {
+  if (wanted.name.role == kEdgeRole) {
     if (word.node_id() != wanted.name.id) {
       co_return Refuse(Code::kInvalidArgument, "join.node",
                        "node.node_id is not the name that the signing request asks for",
@@ -87,38 +150,38 @@ Task<v1::JoinReply> Membership::Join(v1::JoinRequest request, Deadline given) {
     DSEC_CO_TRY_VOID(CheckNodeRecord(word));
     DSEC_CO_TRY_VOID(CheckCapabilitiesOf(word));
   }
+  Certified made{.issuer = issuer_.Get()};
+  auto reply = co_await JoinWith(wanted, request.token(), std::move(word), made, deadline);
+  if (!reply.ok()) (void)co_await TakeBack(made);
+  co_return std::move(reply);
+}
+
+Task<v1::JoinReply> Membership::JoinWith(const ca::SigningRequest& wanted, std::string secret,
+                                         v1::NodeRecord word, Certified& made, Deadline deadline) {
+  const bool edge = wanted.name.role == kEdgeRole;
   for (int attempt = 0;; ++attempt) {
-    auto used = co_await ca::UseJoinToken(store_, request.token(), wanted.key_sha256,
-                                          wanted.name.Uri(), clock_, deadline);
+    auto used = co_await ca::UseJoinToken(store_, secret, wanted.key_sha256, wanted.name.Uri(),
+                                          clock_, deadline);
     if (!used.ok()) co_return std::move(used).error();
     const v1::JoinTokenRecord& token = used->record;
-    if (wanted.name.cluster != issuer.authority->cluster() || wanted.name.role != token.role() ||
-        (!token.id().empty() && token.id() != wanted.name.id)) {
+    if (wanted.name.cluster != made.issuer.authority->cluster() ||
+        wanted.name.role != token.role() || (!token.id().empty() && token.id() != wanted.name.id)) {
       co_return Refuse(Code::kPermissionDenied, "join.name",
                        fmt::format("the token is not for {}", wanted.name.Uri()));
     }
-    std::vector<store::Condition> conditions = {used->condition};
-    std::vector<store::Write> writes = {used->write};
-    v1::CertificateRecord certificate;
-    certificate.set_name(wanted.name.Uri());
-    certificate.set_principal(token.made_by());
-    certificate.set_ends_unix_ms(UnixMillis(clock_.Wall() + ca::kCertificateLife));
-    auto serial = co_await ca::NewSerial(store_, std::move(certificate), clock_, deadline);
-    if (!serial.ok()) co_return std::move(serial).error();
-    conditions.push_back(serial->condition);
-    writes.push_back(serial->write);
-    DSEC_CO_TRY(const ca::Issued issued,
-                issuer.authority->Issue(wanted, serial->serial, clock_.Wall()));
     v1::NodeRecord record;
+    store::Revision version = 0;
+    std::string previous;
     if (edge) {
       auto found = co_await Find(word.node_id(), deadline);
       if (!found.ok()) co_return std::move(found).error();
-      const bool repeated = !token.used_by_key().empty();
+      version = found->version;
       record = word;
+      record.set_joined_unix_ms(NowMs());
       if (found->record) {
         const v1::NodeRecord& old = *found->record;
-        const bool dead = old.state() == v1::NODE_DEAD;
-        if (!dead && !repeated && old.certificate_ends_unix_ms() > NowMs()) {
+        const bool same = old.key_sha256() == wanted.key_sha256;
+        if (!same && old.state() != v1::NODE_DEAD && old.certificate_ends_unix_ms() > NowMs()) {
           co_return Refuse(
               Code::kAlreadyExists, "join.node_taken",
               fmt::format("node {} has joined already, from {}; its certificate ends at {} ms. A "
@@ -127,31 +190,31 @@ Task<v1::JoinReply> Membership::Join(v1::JoinRequest request, Deadline given) {
                           old.node_id()),
               "node.node_id");
         }
-        record.set_epoch(old.epoch() + (dead || repeated ? 0 : 1));
+        record.set_epoch(old.epoch() + (same ? 0 : 1));
         record.set_joined_unix_ms(old.joined_unix_ms());
-        if (!dead) record.set_state(old.state());
-      } else {
-        record.set_joined_unix_ms(NowMs());
+        // Dead until it announces this epoch: only then has it ended what it had.
+        record.set_state(old.state());
+        if (same) previous = old.certificate_sha256();
       }
-      record.set_certificate_sha256(issued.sha256);
-      record.set_certificate_ends_unix_ms(issued.ends_unix_ms);
+    }
+    auto certified = co_await Certify(wanted, token.made_by(), made, deadline);
+    if (!certified.ok()) co_return std::move(certified).error();
+    std::vector<store::Condition> conditions = {used->condition, made.serial->condition};
+    std::vector<store::Write> writes = {used->write, made.serial->write};
+    if (edge) {
+      SetCertificate(record, wanted, made.issued, std::move(previous));
       record.set_changed_unix_ms(NowMs());
       DSEC_CO_TRY(std::string bytes, EncodeNodeRecord(record));
-      conditions.push_back({NodeKey(record.node_id()), found->version});
+      conditions.push_back({NodeKey(record.node_id()), version});
       writes.push_back({NodeKey(record.node_id()), std::move(bytes), 0});
     }
     auto done = co_await store_.Commit(std::move(conditions), std::move(writes), deadline);
     if (!done.ok() && Conflict(done.error()) && attempt + 1 < kAttempts) continue;
     if (!done.ok()) co_return std::move(done).error();
-    log::Info(
-        "cluster.joined",
-        {{"name", wanted.name.Uri()}, {"epoch", record.epoch()}, {"certificate", issued.sha256}});
-    v1::JoinReply reply;
-    reply.set_certificate(issued.certificate);
-    reply.set_trusted(issuer.trusted);
-    reply.set_cluster(issuer.authority->cluster());
-    *reply.mutable_node() = std::move(record);
-    co_return reply;
+    log::Info("cluster.joined", {{"name", wanted.name.Uri()},
+                                 {"epoch", record.epoch()},
+                                 {"certificate", made.issued.sha256}});
+    co_return made.Reply(std::move(record));
   }
 }
 
@@ -164,43 +227,53 @@ Task<v1::JoinReply> Membership::Renew(v1::CertifyRequest request, rpc::TlsPeer p
         Code::kPermissionDenied, "join.name",
         fmt::format("{} asks for a certificate of {}", peer.name.Uri(), wanted.name.Uri()));
   }
-  const Issuer::State issuer = issuer_.Get();
+  const int64_t from = peer.begins_unix_ms + (peer.ends_unix_ms - peer.begins_unix_ms) / 2;
+  if (NowMs() < from) {
+    co_return Refuse(Code::kFailedPrecondition, "join.renew_early",
+                     fmt::format("the certificate of {} may be renewed from {} ms on, at half of "
+                                 "its life",
+                                 peer.name.Uri(), from));
+  }
+  Certified made{.issuer = issuer_.Get()};
+  auto reply = co_await RenewWith(wanted, peer, made, deadline);
+  if (!reply.ok()) (void)co_await TakeBack(made);
+  co_return std::move(reply);
+}
+
+Task<v1::JoinReply> Membership::RenewWith(const ca::SigningRequest& wanted,
+                                          const rpc::TlsPeer& peer, Certified& made,
+                                          Deadline deadline) {
+  const bool edge = wanted.name.role == kEdgeRole;
   for (int attempt = 0;; ++attempt) {
-    v1::CertificateRecord certificate;
-    certificate.set_name(wanted.name.Uri());
-    certificate.set_principal(wanted.name.Uri());
-    certificate.set_ends_unix_ms(UnixMillis(clock_.Wall() + ca::kCertificateLife));
-    auto serial = co_await ca::NewSerial(store_, std::move(certificate), clock_, deadline);
-    if (!serial.ok()) co_return std::move(serial).error();
-    DSEC_CO_TRY(const ca::Issued issued,
-                issuer.authority->Issue(wanted, serial->serial, clock_.Wall()));
-    std::vector<store::Condition> conditions = {serial->condition};
-    std::vector<store::Write> writes = {serial->write};
     v1::NodeRecord record;
-    if (wanted.name.role == kEdgeRole) {
+    store::Revision version = 0;
+    if (edge) {
       auto found = co_await Find(wanted.name.id, deadline);
       if (!found.ok()) co_return std::move(found).error();
       if (!found->record) {
         co_return Refuse(Code::kFailedPrecondition, "join.unknown_node",
                          fmt::format("node {} is not of this cluster any more", wanted.name.id));
       }
-      record = *found->record;
-      record.set_certificate_sha256(issued.sha256);
-      record.set_certificate_ends_unix_ms(issued.ends_unix_ms);
+      version = found->version;
+      record = *std::move(found->record);
+      DSEC_CO_TRY_VOID(CheckMachine(record, peer));
+    }
+    auto certified = co_await Certify(wanted, wanted.name.Uri(), made, deadline);
+    if (!certified.ok()) co_return std::move(certified).error();
+    std::vector<store::Condition> conditions = {made.serial->condition};
+    std::vector<store::Write> writes = {made.serial->write};
+    if (edge) {
+      // What the machine has if this answer is lost, too.
+      SetCertificate(record, wanted, made.issued, peer.certificate_sha256);
       record.set_changed_unix_ms(NowMs());
       DSEC_CO_TRY(std::string bytes, EncodeNodeRecord(record));
-      conditions.push_back({NodeKey(record.node_id()), found->version});
+      conditions.push_back({NodeKey(record.node_id()), version});
       writes.push_back({NodeKey(record.node_id()), std::move(bytes), 0});
     }
     auto done = co_await store_.Commit(std::move(conditions), std::move(writes), deadline);
     if (!done.ok() && Conflict(done.error()) && attempt + 1 < kAttempts) continue;
     if (!done.ok()) co_return std::move(done).error();
-    v1::JoinReply reply;
-    reply.set_certificate(issued.certificate);
-    reply.set_trusted(issuer.trusted);
-    reply.set_cluster(issuer.authority->cluster());
-    *reply.mutable_node() = std::move(record);
-    co_return reply;
+    co_return made.Reply(std::move(record));
   }
 }
 
@@ -223,6 +296,7 @@ Task<v1::AnnounceReply> Membership::Announce(v1::AnnounceRequest request, rpc::T
     }
     v1::AnnounceReply reply;
     const v1::NodeRecord& old = *found->record;
+    DSEC_CO_TRY_VOID(CheckMachine(old, peer));
     if (epoch < old.epoch()) {
       // It has to end what it had first.
       *reply.mutable_node() = old;
@@ -231,6 +305,12 @@ Task<v1::AnnounceReply> Membership::Announce(v1::AnnounceRequest request, rpc::T
     v1::NodeRecord record = old;
     CopyWord(word, record);
     if (record.state() == v1::NODE_DEAD) record.set_state(v1::NODE_JOINED);
+    if (epoch > old.epoch() + kMaxEpochStep) {
+      co_return Refuse(Code::kFailedPrecondition, "join.epoch",
+                       fmt::format("node {} has epoch {}, its record {}: they may differ by {}",
+                                   old.node_id(), epoch, old.epoch(), kMaxEpochStep),
+                       "node.epoch");
+    }
     if (epoch > old.epoch()) {
       // The store has come from an older copy: the node has ended all up to its own epoch.
       log::Warn("cluster.epoch_ahead",

@@ -19,6 +19,9 @@ namespace dsec::cluster {
 
 inline constexpr std::string_view kClusterService = "dsec.v1.Cluster";
 
+// How far a node may be ahead of its record: the store has come from an older copy.
+inline constexpr uint64_t kMaxEpochStep = 64;
+
 // The CA as a daemon uses it; replaced as a whole when it changes. Any thread.
 class Issuer {
  public:
@@ -51,10 +54,15 @@ class Issuer {
 //    kFailedPrecondition "join.capability": the row of `dsec doctor` that the node fails;
 //    kInvalidArgument "ca.request", "node.record", "join.node".
 //  - Renew, Announce: kUnauthenticated "join.certificate" without one;
-//    kFailedPrecondition "join.unknown_node": it must join.
+//    kFailedPrecondition "join.unknown_node": it must join; kPermissionDenied "join.replaced":
+//    another machine has joined under its id since. Renew: kFailedPrecondition "join.renew_early"
+//    before half of the certificate's life. Announce: kFailedPrecondition "join.epoch" with one
+//    that is more than kMaxEpochStep ahead.
 //
-// A node that joins again (another machine, or one that has lost its state) gets a higher epoch, so
-// that whatever the id had before counts as ended.
+// Who joins with the key that the node's certificate has is the same machine, asking again. Any
+// other one (another machine, or one that has lost its state) gets a higher epoch, so that whatever
+// the id had before counts as ended, and the certificates before stand for the id no more. A node
+// that was declared dead is joined when it announces the epoch of its death, not before.
 class Membership {
  public:
   // These must outlive it.
@@ -83,7 +91,16 @@ class Membership {
   void Serve(rpc::Server& server, const char* method,
              runtime::Task<Reply> (Membership::*call)(Request, rpc::TlsPeer, runtime::Deadline));
   struct Found;  // a node's record and its version
+  struct Certified;
   runtime::Task<Found> Find(std::string node_id, runtime::Deadline deadline);
+  runtime::Task<v1::JoinReply> JoinWith(const ca::SigningRequest& wanted, std::string token,
+                                        v1::NodeRecord word, Certified& made,
+                                        runtime::Deadline deadline);
+  runtime::Task<v1::JoinReply> RenewWith(const ca::SigningRequest& wanted, const rpc::TlsPeer& peer,
+                                         Certified& made, runtime::Deadline deadline);
+  runtime::Task<void> Certify(const ca::SigningRequest& wanted, std::string principal,
+                              Certified& made, runtime::Deadline deadline);
+  runtime::Task<void> TakeBack(const Certified& made);
   int64_t NowMs() const { return UnixMillis(clock_.Wall()); }
 
   store::Store& store_;

@@ -7,7 +7,9 @@
 
 #include "base/log.h"
 #include "ca/key_files.h"
+#include "cluster/call_error.h"
 #include "cluster/member.h"
+#include "cluster/testing/lease_count.h"
 #include "os/file.h"
 #include "rpc/channel.h"
 #include "runtime/shards.h"
@@ -52,7 +54,8 @@ class MembershipTest : public ::testing::Test {
     store_ = *store::SqliteStore::Open(dir_->path() + "/control.db", shards_->at(0), clock_);
     material_ = *ca::MakeAuthority("prod", clock_.Wall());
     issuer_.emplace(Issuer::State{*ca::Authority::Load(material_), material_.certificate});
-    membership_.emplace(*store_, *issuer_, clock_);
+    leases_.emplace(*store_);
+    membership_.emplace(*leases_, *issuer_, clock_);
   }
   ~MembershipTest() override {
     if (server_) {
@@ -61,7 +64,14 @@ class MembershipTest : public ::testing::Test {
         co_return Ok();
       }(*server_));
     }
+    if (broken_) {
+      (void)Run([](rpc::Server& server) -> Task<void> {
+        co_await server.Stop(Deadline::After(seconds(0)));
+        co_return Ok();
+      }(*broken_));
+    }
     server_.reset();
+    broken_.reset();
     store_.reset();
     shards_.reset();
   }
@@ -99,16 +109,49 @@ class MembershipTest : public ::testing::Test {
   Result<v1::JoinReply> Join(const v1::JoinRequest& request) {
     return Run(membership_->Join(request, Soon()));
   }
-  rpc::TlsPeer PeerOf(const std::string& role, const std::string& id) {
+  static rpc::TlsPeer PeerOf(const std::string& role, const std::string& id) {
     return {{"prod", role, id}, std::string(64, 'a')};
+  }
+  // With the certificate of a reply.
+  static rpc::TlsPeer PeerWith(const v1::JoinReply& reply) {
+    const auto view = ca::LookAt(reply.certificate());
+    EXPECT_TRUE(view.ok());
+    return {view->name, view->sha256, view->begins_unix_ms, view->ends_unix_ms};
+  }
+  // With the certificate that the node was given last.
+  rpc::TlsPeer MachineOf(const std::string& id) {
+    return {{"prod", "edge", id}, Stored(id).certificate_sha256()};
+  }
+  Result<v1::AnnounceReply> Announce(const rpc::TlsPeer& peer, uint64_t epoch,
+                                     const std::string& address = "127.0.0.1:7979") {
+    v1::AnnounceRequest request;
+    *request.mutable_node() = Word(peer.name.id);
+    request.mutable_node()->set_epoch(epoch);
+    request.mutable_node()->set_address(address);
+    return Run(membership_->Announce(request, peer, Soon()));
   }
   Result<v1::AnnounceReply> Announce(const std::string& id, uint64_t epoch,
                                      const std::string& address = "127.0.0.1:7979") {
-    v1::AnnounceRequest request;
-    *request.mutable_node() = Word(id);
-    request.mutable_node()->set_epoch(epoch);
-    request.mutable_node()->set_address(address);
-    return Run(membership_->Announce(request, PeerOf("edge", id), Soon()));
+    return Announce(MachineOf(id), epoch, address);
+  }
+  Result<v1::JoinReply> Renew(const rpc::TlsPeer& peer) {
+    v1::CertifyRequest request;
+    request.set_signing_request(ca::MakeRequest(peer.name)->request);
+    return Run(membership_->Renew(request, peer, Soon()));
+  }
+  void LetHalfALifePass() {
+    clock_.ms += std::chrono::milliseconds(ca::kCertificateLife).count() / 2;
+  }
+  void Kill(const std::string& id, uint64_t epoch) {
+    auto record = Stored(id);
+    record.set_state(v1::NODE_DEAD);
+    record.set_epoch(epoch);
+    Write(record);
+  }
+  size_t Serials() {
+    auto serials = Run(store_->Range(store::KeyRange::Prefix("ca/serial/"), 100, Soon()));
+    EXPECT_TRUE(serials.ok());
+    return serials->entries.size();
   }
   v1::NodeRecord Stored(const std::string& id) {
     auto entry = Run(store_->Get(NodeKey(id), Soon()));
@@ -122,17 +165,20 @@ class MembershipTest : public ::testing::Test {
   }
   // The door of an apiserver.
   uint16_t Serve() {
+    server_.emplace(shards_->at(0));
+    membership_->Register(*server_);
+    return Listen(*server_);
+  }
+  uint16_t Listen(rpc::Server& server) {
     auto request = ca::MakeRequest({"prod", "apiserver", "a1"});
     auto issued = issuer_->Get().authority->Issue(*ca::ParseRequest(request->request), 3,
                                                   Clock::System().Wall());
     holder_ = std::make_shared<rpc::TlsHolder>(*rpc::TlsContext::Create(
         {issued->certificate, request->key, material_.certificate, "prod"}));
-    server_.emplace(shards_->at(0));
-    membership_->Register(*server_);
-    auto port = Run([](MembershipTest* self) -> Task<uint16_t> {
+    auto port = Run([](MembershipTest* self, rpc::Server& on) -> Task<uint16_t> {
       rpc::TlsExpect expect{.roles = {"edge", "watcher", "operator"}, .anonymous = true};
-      co_return self->server_->ListenTls("127.0.0.1", 0, self->holder_, expect);
-    }(this));
+      co_return on.ListenTls("127.0.0.1", 0, self->holder_, expect);
+    }(this, server));
     EXPECT_TRUE(port.ok());
     return *port;
   }
@@ -141,12 +187,14 @@ class MembershipTest : public ::testing::Test {
   std::optional<os::TempDir> dir_;
   std::unique_ptr<runtime::Shards> shards_ = std::make_unique<runtime::Shards>(1);
   std::unique_ptr<store::SqliteStore> store_;
+  std::optional<testing::LeaseCount> leases_;
   ca::KeyAndCertificate material_;
   std::optional<Issuer> issuer_;
   std::optional<Membership> membership_;
   ca::KeyAndRequest made_;
   std::shared_ptr<rpc::TlsHolder> holder_;
   std::optional<rpc::Server> server_;
+  std::optional<rpc::Server> broken_;
 };
 
 TEST_F(MembershipTest, Join_WritesNodeSerialAndTokenAtOnce) {
@@ -220,16 +268,124 @@ TEST_F(MembershipTest, Join_TakenIdIsRefusedUntilItsCertificateEnds) {
   EXPECT_EQ(later->node().epoch(), 2u);  // what the id had before has ended
 }
 
-TEST_F(MembershipTest, Join_OfADeadNodeTakesTheEpochOfItsDeath) {
+TEST_F(MembershipTest, Join_OfADeadNodeIsDeadUntilItAnnounces) {
   ASSERT_TRUE(Join(RequestOf(NewToken(), "n1")).ok());
-  auto record = Stored("n1");
-  record.set_state(v1::NODE_DEAD);
-  record.set_epoch(2);
-  Write(record);
+  Kill("n1", 2);
   auto again = Join(RequestOf(NewToken(), "n1"));
   ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again->node().epoch(), 3u);  // another key: the machine before may be told 2
+  EXPECT_EQ(again->node().state(), v1::NODE_DEAD);
+  ASSERT_TRUE(Announce("n1", 2).ok());
+  EXPECT_EQ(Stored("n1").state(), v1::NODE_DEAD);
+  ASSERT_TRUE(Announce("n1", 3).ok());
+  EXPECT_EQ(Stored("n1").state(), v1::NODE_JOINED);
+}
+
+TEST_F(MembershipTest, ReplacedMachine_HasNoPartInTheNodeAnyMore) {
+  auto token = NewToken();
+  const auto request = RequestOf(token, "n1");
+  const auto first = Join(request);
+  ASSERT_TRUE(first.ok());
+  Kill("n1", 2);
+  const auto second = Join(RequestOf(NewToken(), "n1"));
+  ASSERT_TRUE(second.ok());
+  ASSERT_TRUE(Announce(PeerWith(*second), 3, "10.0.0.2:1").ok());
+  // The first one wakes up.
+  for (const uint64_t epoch : {1u, 2u, 3u, 4u}) {
+    auto announced = Announce(PeerWith(*first), epoch, "10.0.0.1:1");
+    ASSERT_FALSE(announced.ok());
+    EXPECT_EQ(announced.error().reason(), "join.replaced");
+  }
+  LetHalfALifePass();
+  EXPECT_EQ(Renew(PeerWith(*first)).error().reason(), "join.replaced");
+  EXPECT_EQ(Stored("n1").address(), "10.0.0.2:1");
+  EXPECT_EQ(Stored("n1").epoch(), 3u);
+  EXPECT_TRUE(Renew(PeerWith(*second)).ok());
+}
+
+TEST_F(MembershipTest, UsedToken_DoesNotTakeTheNodeBack) {
+  const auto request = RequestOf(NewToken(), "n1");
+  ASSERT_TRUE(Join(request).ok());
+  Kill("n1", 2);
+  const auto second = Join(RequestOf(NewToken(), "n1"));
+  ASSERT_TRUE(second.ok());
+  ASSERT_TRUE(Announce(PeerWith(*second), 3).ok());
+  auto back = Join(request);  // its ten minutes are not over
+  ASSERT_FALSE(back.ok());
+  EXPECT_EQ(back.error().reason(), "join.node_taken");
+  EXPECT_EQ(Stored("n1").certificate_sha256(), PeerWith(*second).certificate_sha256);
+}
+
+TEST_F(MembershipTest, Join_WithTheSameKeyIsTheSameMachine) {
+  const auto request = RequestOf(NewToken(), "n1");
+  ASSERT_TRUE(Join(request).ok());
+  Kill("n1", 2);
+  auto again = Join(request);  // the answer was lost, and death came between
+  ASSERT_TRUE(again.ok()) << again.error().ToString();
   EXPECT_EQ(again->node().epoch(), 2u);
-  EXPECT_EQ(again->node().state(), v1::NODE_JOINED);
+  EXPECT_EQ(again->node().state(), v1::NODE_DEAD);
+}
+
+TEST_F(MembershipTest, Renew_GoesOnWhenItsAnswerWasLost) {
+  const auto joined = Join(RequestOf(NewToken(), "n1"));
+  ASSERT_TRUE(joined.ok());
+  LetHalfALifePass();
+  const auto peer = PeerWith(*joined);
+  ASSERT_TRUE(Renew(peer).ok());
+  EXPECT_TRUE(Announce(peer, 1).ok());
+  const auto again = Renew(peer);
+  ASSERT_TRUE(again.ok()) << again.error().ToString();
+  EXPECT_TRUE(Announce(peer, 1).ok());
+  EXPECT_TRUE(Announce(PeerWith(*again), 1).ok());
+  EXPECT_EQ(Stored("n1").epoch(), 1u);
+}
+
+TEST_F(MembershipTest, Renew_IsRefusedBeforeHalfOfTheLife) {
+  const auto joined = Join(RequestOf(NewToken(), "n1"));
+  ASSERT_TRUE(joined.ok());
+  const int before = leases_->granted;
+  auto early = Renew(PeerWith(*joined));
+  ASSERT_FALSE(early.ok());
+  EXPECT_EQ(early.error().reason(), "join.renew_early");
+  EXPECT_EQ(leases_->granted, before);
+  LetHalfALifePass();
+  EXPECT_TRUE(Renew(PeerWith(*joined)).ok());
+}
+
+TEST_F(MembershipTest, Certificates_TakeOneLeaseACallAndNoneWithoutOne) {
+  const auto joined = Join(RequestOf(NewToken(), "n1"));
+  ASSERT_TRUE(joined.ok());
+  LetHalfALifePass();
+  leases_->granted = 0;
+  leases_->conflicts = 3;
+  ASSERT_TRUE(Renew(PeerWith(*joined)).ok());
+  EXPECT_EQ(leases_->granted, 1);
+  EXPECT_EQ(leases_->revoked, 0);
+  leases_->granted = 0;
+  leases_->conflicts = 100;
+  EXPECT_FALSE(Renew(PeerWith(*joined)).ok());
+  EXPECT_EQ(leases_->granted, 1);
+  EXPECT_EQ(leases_->revoked, 1);
+  leases_->conflicts = 0;
+  const auto stranger = PeerOf("edge", "n9");
+  EXPECT_EQ(Renew(stranger).error().reason(), "join.unknown_node");
+  const auto token = NewToken();
+  leases_->granted = 0;
+  EXPECT_EQ(Join(RequestOf(token, "n1")).error().reason(), "join.node_taken");
+  EXPECT_EQ(leases_->granted, 0);
+  EXPECT_EQ(Serials(), 2u);
+}
+
+TEST_F(MembershipTest, Announce_IsBelievedAFewEpochsAhead) {
+  ASSERT_TRUE(Join(RequestOf(NewToken(), "n1")).ok());
+  ASSERT_TRUE(Announce("n1", 1 + kMaxEpochStep).ok());
+  EXPECT_EQ(Stored("n1").epoch(), 1 + kMaxEpochStep);
+  for (const uint64_t epoch : {2 + 2 * kMaxEpochStep, kMaxEpoch, UINT64_MAX}) {
+    auto refused = Announce("n1", epoch);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().reason(), "join.epoch");
+  }
+  EXPECT_EQ(Stored("n1").epoch(), 1 + kMaxEpochStep);
 }
 
 TEST_F(MembershipTest, Announce_FollowsTheEpoch) {
@@ -252,7 +408,7 @@ TEST_F(MembershipTest, Announce_FollowsTheEpoch) {
   EXPECT_EQ(Stored("n1").state(), v1::NODE_DEAD);  // it has not ended what it had
   ASSERT_TRUE(Announce("n1", 2).ok());
   EXPECT_EQ(Stored("n1").state(), v1::NODE_JOINED);
-  EXPECT_EQ(Announce("n2", 1).error().reason(), "join.unknown_node");
+  EXPECT_EQ(Announce(PeerOf("edge", "n2"), 1).error().reason(), "join.unknown_node");
   v1::AnnounceRequest forged;
   *forged.mutable_node() = Word("n1");
   EXPECT_EQ(Run(membership_->Announce(forged, PeerOf("edge", "n2"), Soon())).error().reason(),
@@ -263,7 +419,7 @@ TEST_F(MembershipTest, Renew_IsForTheOwnNameAlone) {
   ASSERT_TRUE(Join(RequestOf(NewToken(), "n1")).ok());
   v1::CertifyRequest request;
   request.set_signing_request(ca::MakeRequest({"prod", "edge", "n1"})->request);
-  auto renewed = Run(membership_->Renew(request, PeerOf("edge", "n1"), Soon()));
+  auto renewed = Run(membership_->Renew(request, MachineOf("n1"), Soon()));
   ASSERT_TRUE(renewed.ok());
   EXPECT_EQ(Stored("n1").certificate_sha256(), ca::LookAt(renewed->certificate())->sha256);
   auto other = Run(membership_->Renew(request, PeerOf("edge", "n2"), Soon()));
@@ -319,6 +475,7 @@ TEST_F(MembershipTest, Member_JoinsAnnouncesAndRenewsOverTls) {
   EXPECT_EQ(gate.epoch(), 5u);
   EXPECT_EQ(Stored("n1").state(), v1::NODE_JOINED);
 
+  LetHalfALifePass();
   auto renewed = Run((*member)->Renew(Soon()));
   ASSERT_TRUE(renewed.ok()) << renewed.error().ToString();
   const auto after = ca::LoadIdentity(options.folder);
@@ -336,6 +493,72 @@ TEST_F(MembershipTest, Member_JoinsAnnouncesAndRenewsOverTls) {
   options.id = "n2";
   EXPECT_EQ(Run(Member::Open(shards_->at(0), options, word, Soon())).error().reason(),
             "member.other_name");
+}
+
+TEST_F(MembershipTest, Member_KilledBeforeItsAnswerJoinsAsTheSameMachine) {
+  MemberOptions options;
+  options.folder = dir_->path() + "/tls";
+  options.role = "edge";
+  options.id = "n1";
+  options.apiservers = {"127.0.0.1:1"};
+  const auto token = NewToken();
+  options.join_token = ca::WriteJoinToken(token);
+  const auto word = []() -> Task<v1::NodeRecord> { co_return Word("n1"); };
+  // Its request went out, or so it believes: nobody answers.
+  EXPECT_EQ(Run(Member::Open(shards_->at(0), options, word, Soon())).error().reason(),
+            "member.no_apiserver");
+  // The request that it had made arrives, and its answer does not.
+  const auto made = ca::JoiningRequest(options.folder, {"prod", "edge", "n1"});
+  ASSERT_TRUE(made.ok());
+  v1::JoinRequest request;
+  request.set_token(token.secret);
+  request.set_signing_request(made->request);
+  *request.mutable_node() = Word("n1");
+  ASSERT_TRUE(Join(request).ok());
+  options.apiservers = {fmt::format("127.0.0.1:{}", Serve())};
+  auto member = Run(Member::Open(shards_->at(0), options, word, Soon()));
+  ASSERT_TRUE(member.ok()) << member.error().ToString();
+  EXPECT_EQ(Stored("n1").epoch(), 1u);
+  EXPECT_EQ(ca::LoadIdentity(options.folder)->own.key, made->key);
+  // The key of the next join is another one.
+  EXPECT_NE(ca::JoiningRequest(options.folder, {"prod", "edge", "n1"})->key, made->key);
+}
+
+TEST_F(MembershipTest, Member_GoesOnToTheNextApiserver) {
+  broken_.emplace(shards_->at(0));
+  std::atomic<int> asked = 0;
+  v1::EdgeAnswer answer;
+  broken_->Register(std::string(kClusterService), "Join",
+                    [&](std::string, rpc::CallContext) -> Task<std::string> {
+                      ++asked;
+                      co_return answer.SerializeAsString();
+                    });
+  const uint16_t broken = Listen(*broken_);
+  const uint16_t good = Serve();
+  const auto word = []() -> Task<v1::NodeRecord> { co_return Word("n1"); };
+  int folder = 0;
+  const auto open = [&](Code code) {
+    answer.Clear();
+    *answer.mutable_error() = ToWire(Error(code, "store.away", "no store"));
+    if (auto entry = Run(store_->Get(NodeKey("n1"), Soon())); entry.ok() && entry->has_value()) {
+      Kill("n1", 1);
+    }
+    MemberOptions options;
+    options.folder = fmt::format("{}/tls{}", dir_->path(), folder++);
+    options.role = "edge";
+    options.id = "n1";
+    options.apiservers = {fmt::format("127.0.0.1:{}", broken), fmt::format("127.0.0.1:{}", good)};
+    options.join_token = ca::WriteJoinToken(NewToken());
+    auto member = Run(Member::Open(shards_->at(0), options, word, Soon()));
+    return member.ok() ? std::string() : std::string(member.error().reason());
+  };
+  EXPECT_EQ(open(Code::kUnavailable), "");
+  EXPECT_EQ(open(Code::kInternal), "");
+  EXPECT_EQ(open(Code::kDeadlineExceeded), "");
+  EXPECT_EQ(asked, 3);
+  // A refusal is the answer.
+  EXPECT_EQ(open(Code::kPermissionDenied), "store.away");
+  EXPECT_EQ(asked, 4);
 }
 
 TEST_F(MembershipTest, WithoutACertificate_OnlyJoinIsServed) {

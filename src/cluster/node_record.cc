@@ -101,15 +101,23 @@ Result<void> CheckNodeRecord(const v1::NodeRecord& record) {
     return Bad("address", address.error().message());
   }
   if (record.epoch() == 0) return Bad("epoch", "begins at 1");
+  if (record.epoch() > kMaxEpoch) {
+    return Bad("epoch", fmt::format("{} is more than {}", record.epoch(), kMaxEpoch));
+  }
   if (!v1::NodeState_IsValid(record.state()) || record.state() == v1::NODE_STATE_UNSPECIFIED) {
     return Bad("state", fmt::format("{} is none", static_cast<int>(record.state())));
   }
   if (!Within(record.boot_id(), "0123456789abcdef-", kMaxBootId)) {
     return Bad("boot_id", "must be at most 64 of [0-9a-f-]");
   }
-  const std::string& print = record.certificate_sha256();
-  if (!print.empty() && (print.size() != 64 || !Within(print, kHex, 64))) {
-    return Bad("certificate_sha256", "must be 64 hex digits");
+  for (const auto& [field, print] :
+       {std::pair<std::string_view, std::string_view>{"certificate_sha256",
+                                                      record.certificate_sha256()},
+        {"previous_certificate_sha256", record.previous_certificate_sha256()},
+        {"key_sha256", record.key_sha256()}}) {
+    if (!print.empty() && (print.size() != 64 || !Within(print, kHex, 64))) {
+      return Bad(field, "must be 64 hex digits");
+    }
   }
   DSEC_TRY_VOID(CheckCapabilities(record));
   DSEC_TRY_VOID(CheckLabels(record));

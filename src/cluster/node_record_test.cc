@@ -46,10 +46,13 @@ TEST(NodeRecord, EachRuleNamesItsField) {
       {"address", [](auto& r) { r.set_address(std::string(300, 'h') + ":1"); }},
       {"address", [](auto& r) { r.set_address("a b:1"); }},
       {"epoch", [](auto& r) { r.set_epoch(0); }},
+      {"epoch", [](auto& r) { r.set_epoch(kMaxEpoch + 1); }},
       {"state", [](auto& r) { r.set_state(v1::NODE_STATE_UNSPECIFIED); }},
       {"state", [](auto& r) { r.set_state(static_cast<v1::NodeState>(77)); }},
       {"boot_id", [](auto& r) { r.set_boot_id("boot\n"); }},
       {"certificate_sha256", [](auto& r) { r.set_certificate_sha256("abc"); }},
+      {"previous_certificate_sha256", [](auto& r) { r.set_previous_certificate_sha256("abc"); }},
+      {"key_sha256", [](auto& r) { r.set_key_sha256(std::string(64, 'x')); }},
       {"capabilities",
        [](auto& r) {
          for (int i = 0; i < 300; ++i) r.add_capabilities()->set_name("c");

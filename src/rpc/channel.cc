@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <boost/asio/system_timer.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <deque>
 #include <unordered_map>
@@ -66,6 +67,8 @@ class SocketChannel final : public Channel, public std::enable_shared_from_this<
  public:
   SocketChannel(FrameSocket::Socket socket, std::string peer, std::unique_ptr<TlsSession> tls)
       : peer_(std::move(peer)),
+        ends_unix_ms_(tls != nullptr && tls->peer() ? tls->peer()->ends_unix_ms : 0),
+        certificate_end_(socket.get_executor()),
         socket_(std::make_shared<FrameSocket>(
             std::move(socket), [this](const FrameHeader& header) { return Wanted(header); },
             std::move(tls))) {}
@@ -77,6 +80,7 @@ class SocketChannel final : public Channel, public std::enable_shared_from_this<
                                         std::unique_ptr<TlsSession> tls = nullptr) {
     auto channel =
         std::make_shared<SocketChannel>(std::move(socket), std::move(peer), std::move(tls));
+    channel->WatchCertificate();
     runtime::internal::StartDetached(executor, ReadLoop(channel, channel->socket_));
     return channel;
   }
@@ -188,8 +192,22 @@ class SocketChannel final : public Channel, public std::enable_shared_from_this<
             .WithErrno(error.sys_errno()));
   }
 
+  // The chain was checked by the handshake; its end comes later.
+  void WatchCertificate() {
+    if (ends_unix_ms_ <= 0) return;
+    certificate_end_.expires_at(
+        std::chrono::system_clock::time_point(std::chrono::milliseconds(ends_unix_ms_)));
+    certificate_end_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (error || !self) return;
+      self->End(Error(Code::kUnavailable, "rpc.closed",
+                      fmt::format("{}: its certificate has ended", self->peer_)));
+    });
+  }
+
   void End(Error error) {
     if (close_error_) return;
+    certificate_end_.cancel();
     close_error_ = std::move(error);
     socket_->Close();
     for (const auto& [id, inbox] : inboxes_) inbox->Fail(*close_error_);
@@ -198,6 +216,9 @@ class SocketChannel final : public Channel, public std::enable_shared_from_this<
   }
 
   const std::string peer_;
+  const int64_t ends_unix_ms_;  // the peer's certificate; 0: none
+  // Of the wall clock, which is looked at again and again while it waits.
+  asio::system_timer certificate_end_;
   const std::shared_ptr<FrameSocket> socket_;
   std::unordered_map<uint32_t, Inbox*> inboxes_;
   uint32_t next_stream_ = 1;

@@ -9,6 +9,8 @@
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/system_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 #include <map>
@@ -60,6 +62,8 @@ Peer PeerOf(asio::ip::tcp::socket& socket) {
   return {.address = fmt::format("{}:{}", endpoint.address().to_string(), endpoint.port())};
 }
 
+std::string HostOf(const Peer& peer) { return peer.address.substr(0, peer.address.rfind(':')); }
+
 }  // namespace
 
 struct Server::State {
@@ -75,7 +79,9 @@ struct Server::State {
   std::vector<std::string> paths;
   std::set<std::shared_ptr<Connection>> connections;
   std::map<uint64_t, runtime::Running> handshakes;  // under way
+  std::map<std::string, size_t> handshakes_of;      // an address without its port
   uint64_t next_handshake = 0;
+  size_t anonymous = 0;  // of connections
   bool stopping = false;
   size_t calls = 0;           // under way, on all connections
   runtime::AsyncEvent quiet;  // set when `calls` falls to 0
@@ -89,8 +95,35 @@ class Server::Connection : public std::enable_shared_from_this<Connection> {
              std::unique_ptr<TlsSession> tls)
       : state_(std::move(state)),
         peer_(std::make_shared<const Peer>(std::move(peer))),
-        socket_(std::make_shared<FrameSocket>(std::move(socket), FrameParser::Filter(),
-                                              std::move(tls))) {}
+        anonymous_(tls != nullptr && !peer_->tls),
+        may_send_(state_->options.max_anonymous_bytes),
+        age_(state_->executor),
+        certificate_end_(state_->executor),
+        socket_(std::make_shared<FrameSocket>(
+            std::move(socket),
+            anonymous_ ? [this](const FrameHeader& header) { return Afford(header); }
+                       : FrameParser::Filter(),
+            std::move(tls))) {}
+
+  // Once, before anything is read.
+  void Watch() {
+    const auto close_at = [this](auto& timer, std::string_view why) {
+      timer.async_wait([weak = weak_from_this(), why](const boost::system::error_code& error) {
+        const auto self = weak.lock();
+        if (error || !self) return;
+        log::Info("rpc.connection_ended", {{"peer", self->peer_->address}, {"why", why}});
+        self->Close();
+      });
+    };
+    if (anonymous_) {
+      age_.expires_after(state_->options.anonymous_time);
+      close_at(age_, "no certificate");
+    } else if (peer_->tls && peer_->tls->ends_unix_ms > 0) {
+      certificate_end_.expires_at(std::chrono::system_clock::time_point(
+          std::chrono::milliseconds(peer_->tls->ends_unix_ms)));
+      close_at(certificate_end_, "the certificate has ended");
+    }
+  }
 
   static asio::awaitable<void> Serve(std::shared_ptr<Connection> self) {
     for (;;) {
@@ -104,10 +137,13 @@ class Server::Connection : public std::enable_shared_from_this<Connection> {
       break;
     }
     self->Close();
+    if (self->anonymous_) --self->state_->anonymous;
     self->state_->connections.erase(self);
   }
 
   void Close() {
+    age_.cancel();
+    certificate_end_.cancel();
     socket_->Close();
     for (const auto& [id, call] : calls_) {
       if (call.stream) call.stream->OnClosed();
@@ -116,8 +152,20 @@ class Server::Connection : public std::enable_shared_from_this<Connection> {
   }
 
   FrameSocket& socket() { return *socket_; }
+  bool anonymous() const { return anonymous_; }
 
  private:
+  // Whether one without a certificate may send this frame, too.
+  Result<bool> Afford(const FrameHeader& header) {
+    const size_t size = kFrameHeaderSize + header.length;
+    if (size > may_send_) {
+      return Error(Code::kResourceExhausted, "rpc.frame",
+                   "more bytes than a client without a certificate may send");
+    }
+    may_send_ -= size;
+    return true;
+  }
+
   struct Call {
     size_t bytes = 0;
     std::shared_ptr<SocketServerStream> stream;  // null for a unary call
@@ -177,7 +225,8 @@ class Server::Connection : public std::enable_shared_from_this<Connection> {
     }
     const size_t bytes = request->payload.size();
     const ServerOptions& options = state_->options;
-    if (calls_.size() >= options.max_calls_per_connection ||
+    const size_t most_calls = anonymous_ ? 1 : options.max_calls_per_connection;
+    if (calls_.size() >= most_calls ||
         request_bytes_ + bytes > options.max_request_bytes_per_connection) {
       return Answer(id, Error(Code::kResourceExhausted, "rpc.busy",
                               fmt::format("{} calls with {} bytes of this connection are under way",
@@ -265,6 +314,11 @@ class Server::Connection : public std::enable_shared_from_this<Connection> {
 
   const std::shared_ptr<State> state_;
   const std::shared_ptr<const Peer> peer_;
+  const bool anonymous_;
+  size_t may_send_;  // when anonymous
+  asio::steady_timer age_;
+  // Of the wall clock, which is looked at again and again while it waits.
+  asio::system_timer certificate_end_;
   const std::shared_ptr<FrameSocket> socket_;
   uint32_t last_stream_ = 0;
   size_t request_bytes_ = 0;  // of calls under way
@@ -286,14 +340,22 @@ void Server::RegisterStream(std::string service, std::string method, Streaming h
 
 void Server::Accepted(const std::shared_ptr<State>& state, FrameSocket::Socket socket, Peer peer,
                       std::unique_ptr<TlsSession> session) {
-  if (state->connections.size() >= state->options.max_connections) {
-    log::Warn("rpc.too_many_connections", {{"peer", peer.address}});
+  const bool anonymous = session != nullptr && !peer.tls;
+  const size_t others = anonymous ? state->anonymous : state->connections.size() - state->anonymous;
+  if (others >=
+      (anonymous ? state->options.max_anonymous_connections : state->options.max_connections)) {
+    log::Warn("rpc.too_many_connections", {{"peer", peer.address}, {"anonymous", anonymous}});
     return;
   }
   auto connection =
       std::make_shared<Connection>(state, std::move(socket), std::move(peer), std::move(session));
   state->connections.insert(connection);
-  runtime::Spawn(state->gate, state->executor, Connection::Serve(connection));
+  if (anonymous) ++state->anonymous;
+  connection->Watch();
+  if (!runtime::Spawn(state->gate, state->executor, Connection::Serve(connection))) {
+    if (anonymous) --state->anonymous;
+    state->connections.erase(connection);
+  }
 }
 
 asio::awaitable<void> Server::Secure(std::shared_ptr<State> state, FrameSocket::Socket socket,
@@ -302,6 +364,10 @@ asio::awaitable<void> Server::Secure(std::shared_ptr<State> state, FrameSocket::
       co_await ShakeHands(std::move(socket), tls->holder->Get(), TlsSide::kServer, tls->expect,
                           peer.address, Deadline::After(state->options.handshake_time));
   state->handshakes.erase(id);
+  if (const auto of = state->handshakes_of.find(HostOf(peer));
+      of != state->handshakes_of.end() && --of->second == 0) {
+    state->handshakes_of.erase(of);
+  }
   if (!shaken.ok()) {
     log::Warn("rpc.tls_refused", {{"peer", peer.address}, {"error", shaken.error()}});
     co_return;
@@ -333,9 +399,13 @@ asio::awaitable<void> Server::AcceptLoop(std::shared_ptr<State> state,
       FrameSocket::Socket stream(std::move(socket));
       if (tls == nullptr) {
         Accepted(state, std::move(stream), std::move(peer), nullptr);
-      } else if (state->handshakes.size() >= state->options.max_handshakes) {
+      } else if (size_t& of = state->handshakes_of[HostOf(peer)];
+                 state->handshakes.size() >= state->options.max_handshakes ||
+                 of >= state->options.max_handshakes_per_address) {
         log::Warn("rpc.too_many_handshakes", {{"peer", peer.address}});
+        if (of == 0) state->handshakes_of.erase(HostOf(peer));
       } else {
+        ++of;
         const uint64_t id = state->next_handshake++;
         state->handshakes.emplace(id, runtime::Running());
         auto running =

@@ -46,13 +46,20 @@ class ServerStream {
 
 struct ServerOptions {
   size_t max_connections = 1024;  // one more is closed at once
-  // Of ListenTls: handshakes at once (one more is closed at once), and how long one may take.
+  // Of ListenTls: handshakes at once, in all and with one address (one more is closed at once), and
+  // how long one may take.
   size_t max_handshakes = 256;
+  size_t max_handshakes_per_address = 64;
   std::chrono::milliseconds handshake_time{5'000};
   // What one connection may have under way; a further request is answered kResourceExhausted
   // "rpc.busy".
   size_t max_calls_per_connection = 1024;
   size_t max_request_bytes_per_connection = size_t{64} << 20;
+  // Those of ListenTls who have shown no certificate: connections, beside max_connections; how long
+  // one lasts; what it may send in all. One call at a time.
+  size_t max_anonymous_connections = 64;
+  std::chrono::milliseconds anonymous_time{15'000};
+  size_t max_anonymous_bytes = size_t{128} << 10;
 };
 
 // Serves ttrpc. Everything runs on the one executor that the server was made with, handlers too;

@@ -94,6 +94,9 @@ struct TlsExpect {
 struct TlsPeer {
   TlsName name;
   std::string certificate_sha256;  // of the DER, 64 hex digits
+  // Of the certificate. A connection ends when it does, on either side.
+  int64_t begins_unix_ms = 0;
+  int64_t ends_unix_ms = 0;
 };
 
 }  // namespace dsec::rpc

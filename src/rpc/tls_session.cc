@@ -15,6 +15,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <cerrno>
 #include <climits>
+#include <ctime>
 
 #include "base/check.h"
 
@@ -165,6 +166,14 @@ Error NotTrusted(int code) {
   }
 }
 
+Result<int64_t> UnixMillisOf(const ASN1_TIME* time) {
+  tm utc{};
+  if (ASN1_TIME_to_tm(time, &utc) != 1) {
+    return Error(Code::kUnauthenticated, "rpc.tls_untrusted", "a time of the certificate is none");
+  }
+  return int64_t{timegm(&utc)} * 1000;
+}
+
 Result<TlsPeer> CheckName(const X509* certificate, const Verdict& verdict) {
   DSEC_TRY(TlsName name, NameOf(certificate));
   const TlsExpect& expect = verdict.expect;
@@ -179,7 +188,10 @@ Result<TlsPeer> CheckName(const X509* certificate, const Verdict& verdict) {
   if (!expect.id.empty() && name.id != expect.id) {
     return refuse(fmt::format("{} was expected", expect.id));
   }
-  return TlsPeer{std::move(name), FingerprintOf(certificate)};
+  TlsPeer peer{.name = std::move(name), .certificate_sha256 = FingerprintOf(certificate)};
+  DSEC_TRY(peer.begins_unix_ms, UnixMillisOf(X509_get0_notBefore(certificate)));
+  DSEC_TRY(peer.ends_unix_ms, UnixMillisOf(X509_get0_notAfter(certificate)));
+  return peer;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `dsec apiserver`: the HTTP API of a cluster.
 #include <cstdio>
+#include <optional>
 
 #include "apiserver/api_server.h"
 #include "base/log.h"
@@ -74,7 +75,10 @@ class OwnName {
     std::vector<store::Condition> conditions = {serial->condition};
     std::vector<store::Write> writes = {serial->write};
     auto noted = co_await store_.Commit(std::move(conditions), std::move(writes), deadline);
-    if (!noted.ok()) co_return std::move(noted).error();
+    if (!noted.ok()) {
+      (void)co_await store_.Revoke(serial->lease, Deadline::After(seconds(5)));
+      co_return std::move(noted).error();
+    }
     DSEC_CO_TRY(const ca::Issued issued,
                 authority->Issue(request, serial->serial, Clock::System().Wall()));
     DSEC_CO_TRY(const ca::CertificateView view, ca::LookAt(issued.certificate));
@@ -137,17 +141,23 @@ Task<void> Connect(Links* links, const config::NodeConfig* config, runtime::Shar
   co_return Ok();
 }
 
-Task<void> Disconnect(Links* links) {
+Task<void> Disconnect(Links* links, StopLimit* limit) {
+  limit->Step("server");
   if (links->server != nullptr) co_await links->server->Stop(Deadline::After(seconds(2)));
+  limit->Step("edges");
   if (links->edges != nullptr) (void)co_await links->edges->Stop();
+  limit->Step("name");
   if (links->name != nullptr) co_await links->name->Stop();
   co_return Ok();
 }
 
-Task<void> StopAll(Links* links, apiserver::ApiServer* server, Control* control) {
+Task<void> StopAll(Links* links, apiserver::ApiServer* server, Control* control, StopLimit* limit) {
+  limit->Step("http");
   auto closed = co_await server->Stop(Deadline::After(seconds(15)));
-  (void)co_await Disconnect(links);
+  (void)co_await Disconnect(links, limit);
+  limit->Step("control");
   (void)co_await control->Stop();
+  limit->Step("shards");
   co_return closed;
 }
 
@@ -158,6 +168,7 @@ Result<void> Serve(const config::NodeConfig& config, int signals) {
   if (auto raised = RaiseOpenFiles(); !raised.ok()) {
     log::Warn("node.rlimit", {{"error", raised.error()}});
   }
+  std::optional<StopLimit> limit;  // once the end has begun; until all of this is gone
   // The root of the layers is shared with the nodes; it may hang.
   image::SharedCatalog shared(LayersDir(config),
                               std::chrono::milliseconds(config.layers_patience_ms));
@@ -174,7 +185,8 @@ Result<void> Serve(const config::NodeConfig& config, int signals) {
   auto connected =
       runtime::BlockOn(shards->at(0), Connect(&links, &config, shards.get(), &control->store()));
   if (!connected.ok()) {
-    (void)runtime::BlockOn(shards->at(0), Disconnect(&links));
+    limit.emplace(kStopTime);
+    (void)runtime::BlockOn(shards->at(0), Disconnect(&links, &*limit));
     end_shards();
     return connected;
   }
@@ -187,7 +199,8 @@ Result<void> Serve(const config::NodeConfig& config, int signals) {
   options.default_exec_timeout = std::chrono::milliseconds(config.default_exec_timeout_ms);
   auto server = apiserver::ApiServer::Start(*shards, links.edges->api(), catalog, options);
   if (!server.ok()) {
-    (void)runtime::BlockOn(shards->at(0), Disconnect(&links));
+    limit.emplace(kStopTime);
+    (void)runtime::BlockOn(shards->at(0), Disconnect(&links, &*limit));
     end_shards();
     return std::move(server).error();
   }
@@ -196,7 +209,9 @@ Result<void> Serve(const config::NodeConfig& config, int signals) {
   std::fflush(stdout);
   NotifyReady();
   AwaitSignal(signals);
-  auto stopped = runtime::BlockOn(shards->at(0), StopAll(&links, server->get(), control.get()));
+  limit.emplace(kStopTime);
+  auto stopped =
+      runtime::BlockOn(shards->at(0), StopAll(&links, server->get(), control.get(), &*limit));
   server->reset();  // posts to the shards once more
   end_shards();
   return stopped;

@@ -87,15 +87,30 @@ struct Flags {
   std::string ca_dir = config::NodeConfig().ca_dir;
   std::string apiserver = config::NodeConfig().cluster_listen;
   std::string name, role = "edge", id, node;
-  bool replace = false;
 };
 
 Result<void> Init(const Flags& flags) {
-  DSEC_TRY_VOID(ca::InitAuthority(flags.ca_dir, flags.name, flags.replace, Clock::System()));
+  DSEC_TRY_VOID(ca::InitAuthority(flags.ca_dir, flags.name, Clock::System()));
   DSEC_TRY(const ca::AuthorityFiles files, ca::LoadAuthority(flags.ca_dir));
   DSEC_TRY(const auto authority, ca::Authority::Load(files.authority));
   std::printf("CA of %s in %s, SHA-256 %s\n", authority->cluster().c_str(), flags.ca_dir.c_str(),
               authority->fingerprint().c_str());
+  return Ok();
+}
+
+Result<void> AddCa(const Flags& flags) {
+  DSEC_TRY(const std::string next, ca::AddAuthority(flags.ca_dir, Clock::System()));
+  std::printf(
+      "The next CA is %s; it is trusted from now on. Copy %s to the other apiservers now; in %lld "
+      "hours `dsec cluster ca switch` lets it sign.\n",
+      next.c_str(), flags.ca_dir.c_str(), static_cast<long long>(ca::kTrustTime.count()));
+  return Ok();
+}
+
+Result<void> SwitchCa(const Flags& flags) {
+  DSEC_TRY(const std::string next, ca::SwitchAuthority(flags.ca_dir, Clock::System()));
+  std::printf("The CA is %s from now on; copy %s to the other apiservers.\n", next.c_str(),
+              flags.ca_dir.c_str());
   return Ok();
 }
 
@@ -140,7 +155,11 @@ int ClusterMain(int argc, char** argv) {
   app.add_option("--apiserver", flags.apiserver, "HOST:PORT: cluster_listen of an apiserver");
   auto* init = app.add_subcommand("init", "Make the cluster's CA");
   init->add_option("--name", flags.name, "Of the cluster: 1 to 64 of [a-z0-9-]")->required();
-  init->add_flag("--replace", flags.replace, "Make a new one; the old one stays trusted");
+  auto* authority = app.add_subcommand("ca", "Change the cluster's CA, in two steps");
+  authority->require_subcommand(1);
+  auto* add =
+      authority->add_subcommand("add", "Make the next CA and trust it; it signs nothing yet");
+  auto* change = authority->add_subcommand("switch", "Let the next CA sign, a day after `add`");
   auto* token = app.add_subcommand("token", "Make a join token: one use, ten minutes");
   token->add_option("--role", flags.role, "edge or watcher");
   token->add_option("--id", flags.id, "Only for the daemon of this id");
@@ -154,6 +173,8 @@ int ClusterMain(int argc, char** argv) {
   }
   Result<void> done = Ok();
   if (init->parsed()) done = Init(flags);
+  if (add->parsed()) done = AddCa(flags);
+  if (change->parsed()) done = SwitchCa(flags);
   if (token->parsed()) done = Token(flags);
   if (nodes->parsed()) done = Nodes(flags);
   if (forget->parsed()) done = Forget(flags);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <cstdio>
+#include <optional>
 
 #include "base/log.h"
 #include "cluster/edge_server.h"
@@ -113,22 +114,31 @@ Task<void> Connect(Links* links, const config::NodeConfig* config, runtime::Exec
   co_return Ok();
 }
 
-Task<void> Disconnect(Links* links) {
+Task<void> Disconnect(Links* links, StopLimit* limit) {
+  limit->Step("member");
   if (links->member != nullptr) co_await links->member->Stop();
+  limit->Step("server");
   if (links->server != nullptr) {
     // Followers never end by themselves; their clients attach again at the next start.
     co_await links->server->Stop(Deadline::After(seconds(1)));
+    limit->Step("packs");
     co_await links->served->Stop();
   }
+  limit->Step("fence");
   if (links->gate != nullptr) co_await links->gate->Stop();
   co_return Ok();
 }
 
-Task<void> StopAll(Links* links, NodeParts* parts, Control* control, bool stop_sandboxes) {
+Task<void> StopAll(Links* links, NodeParts* parts, Control* control, bool stop_sandboxes,
+                   StopLimit* limit) {
+  limit->Step("calls");
   (void)co_await parts->StopCalls(stop_sandboxes);
-  (void)co_await Disconnect(links);
+  (void)co_await Disconnect(links, limit);
+  limit->Step("edge");
   auto stopped = co_await parts->StopEdge(Deadline::After(seconds(15)));
+  limit->Step("control");
   if (control != nullptr) (void)co_await control->Stop();
+  limit->Step("shards");
   co_return stopped;
 }
 
@@ -140,6 +150,7 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   if (auto raised = RaiseOpenFiles(); !raised.ok()) {
     log::Warn("node.rlimit", {{"error", raised.error()}});
   }
+  std::optional<StopLimit> limit;  // once the end has begun; until all of this is gone
   std::unique_ptr<NodeParts> parts;
   auto shards = std::make_unique<runtime::Shards>(ShardCount(config));
   std::unique_ptr<Control> control;
@@ -179,7 +190,8 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
         runtime::BlockOn(shards->at(0), Connect(&links, &config, shards->at(0), edge, record));
   }
   if (!started.ok()) {
-    (void)runtime::BlockOn(shards->at(0), Disconnect(&links));
+    limit.emplace(kStopTime);
+    (void)runtime::BlockOn(shards->at(0), Disconnect(&links, &*limit));
     end_shards();
     return started;
   }
@@ -187,8 +199,9 @@ Result<void> Serve(const config::NodeConfig& config, bool stop_sandboxes, int si
   std::fflush(stdout);
   NotifyReady();
   AwaitSignal(signals);
-  auto stopped =
-      runtime::BlockOn(shards->at(0), StopAll(&links, parts.get(), control.get(), stop_sandboxes));
+  limit.emplace(stop_sandboxes ? 2 * kStopTime : kStopTime);
+  auto stopped = runtime::BlockOn(
+      shards->at(0), StopAll(&links, parts.get(), control.get(), stop_sandboxes, &*limit));
   end_shards();
   return stopped;
 }

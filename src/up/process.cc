@@ -82,6 +82,24 @@ int RunDaemon(const Daemon& daemon, int argc, char** argv) {
   return done.ok() ? 0 : Fail(done.error());
 }
 
+StopLimit::StopLimit(std::chrono::milliseconds limit) : thread_([this, limit] { Run(limit); }) {}
+
+StopLimit::~StopLimit() {
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  ended_.notify_all();
+  thread_.join();
+}
+
+void StopLimit::Run(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (ended_.wait_for(lock, limit, [this] { return done_; })) return;
+  log::Error("node.stop_stuck", {{"step", step_.load()}, {"after_ms", limit.count()}});
+  std::_Exit(kExitFailure);
+}
+
 void AwaitSignal(int signals) {
   signalfd_siginfo info{};
   while (read(signals, &info, sizeof info) != sizeof info) {

@@ -2,8 +2,13 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -52,6 +57,30 @@ struct Daemon {
 };
 // Parses, checks, prints what was asked for, or serves. Returns the exit code.
 int RunDaemon(const Daemon& daemon, int argc, char** argv);
+
+// How long the graceful end of a daemon may take. When it is over the process ends at once, as if
+// killed, which all of it is made for; the log says at which step. kExitFailure then.
+class StopLimit {
+ public:
+  explicit StopLimit(std::chrono::milliseconds limit);
+  // In time.
+  ~StopLimit();
+  StopLimit(const StopLimit&) = delete;
+  StopLimit& operator=(const StopLimit&) = delete;
+  // What begins now; a literal. Any thread.
+  void Step(const char* name) { step_ = name; }
+
+ private:
+  void Run(std::chrono::milliseconds limit);
+
+  std::atomic<const char*> step_ = "begin";
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  std::thread thread_;
+};
+// What the parts have of bounds of their own comes to less.
+inline constexpr std::chrono::seconds kStopTime{60};
 
 // Waits for a signal on the descriptor and logs it.
 void AwaitSignal(int signals);
