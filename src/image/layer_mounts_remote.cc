@@ -16,7 +16,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountRemote(const std::shared_ptr<Stat
   struct stat status;
   if (::fstat(served.blob.get(), &status) != 0)
     return RootError(os::ErrnoError("layer.io", "stat the content of a layer"));
-  const MountedLayer::Blob blob{status.st_dev, status.st_ino, nullptr, served.session};
+  const MountedLayer::Blob blob{status.st_dev, status.st_ino, 0, nullptr, served.session};
   {
     const std::lock_guard lock(wanted.slot->mutex);
     auto mounted = wanted.slot->mount.lock();

@@ -92,6 +92,35 @@ class SharingTest : public ::testing::Test {
     return path;
   }
 
+  // Has nothing that an image of the family has not.
+  BuildReport BuildCommon() {
+    std::vector<Member> members = Common();
+    testing::WriteFile(Path("common.tar"), MakeTar(members));
+    BuildRequest request;
+    request.source = SourceKind::kTar;
+    request.path = Path("common.tar");
+    request.name = "common:1";
+    auto report = store_->Build(request, nullptr);
+    EXPECT_TRUE(report.ok()) << report.error().ToString();
+    return report.ok() ? *std::move(report) : BuildReport();
+  }
+
+  StoredForm FormOf(const BuildReport& built) const {
+    const auto text = os::ReadFile(AT_FDCWD, FileOf(built.layer.id, kFormName).c_str(), 1 << 20);
+    EXPECT_TRUE(text.ok());
+    return *StoredForm::Parse(*text, built.layer.blob_bytes);
+  }
+
+  // One that fits and says something else.
+  void MakeFormWrong(const BuildReport& built) {
+    StoredForm form = FormOf(built);
+    const auto moved =
+        std::ranges::find_if(form.runs, [](const StoredForm::Run& run) { return run.block > 0; });
+    ASSERT_NE(moved, form.runs.end());
+    --moved->block;
+    testing::WriteFile(FileOf(built.layer.id, kFormName), form.Encode());
+  }
+
   BuildRequest RequestOf(uint64_t number) const {
     BuildRequest request;
     request.source = SourceKind::kTar;
@@ -558,6 +587,29 @@ TEST_F(SharingTest, BuildsAtTheSameTime_AreAllRight) {
     EXPECT_TRUE(Verify(ids[i]).ok());
     ExpectRight(ids[i], i + 2);
   }
+}
+
+// The content is the other layer's before and after, so it does not tell the two apart.
+TEST_F(SharingTest, KeptMount_DoesNotSurviveTheRepairOfALayerWithoutOwnContent) {
+  Build(1);
+  const auto built = BuildCommon();
+  const LayerId id = built.layer.id;
+  ASSERT_FALSE(FormOf(built).has_own());
+  const auto right = Tree(*store_, id);
+  MakeFormWrong(built);
+  LayerMounts mounts(*store_);
+  {
+    const auto layer = mounts.Acquire(id);
+    ASSERT_TRUE(layer.ok()) << layer.error().ToString();
+    ASSERT_NE(DescribeTree((*layer)->fd()), right);
+  }
+  ASSERT_TRUE(mounts.Settle());
+  ASSERT_EQ(mounts.idle(), 1U);
+  ASSERT_TRUE(store_->Remove("common:1").ok());
+  ASSERT_EQ(BuildCommon().layer.id, id);
+  const auto again = mounts.Acquire(id);
+  ASSERT_TRUE(again.ok()) << again.error().ToString();
+  EXPECT_EQ(DescribeTree((*again)->fd()), right);
 }
 
 }  // namespace
