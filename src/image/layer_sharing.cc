@@ -13,6 +13,7 @@
 #include "image/canonical_blob.h"
 #include "image/chunk_index.h"
 #include "image/erofs_writer.h"
+#include "image/layer_check.h"
 #include "image/layer_files.h"
 #include "image/layer_store.h"
 #include "image/share_content.h"
@@ -76,6 +77,19 @@ void LayerStore::PruneIndex() const {
   };
   const auto pruned = prune();
   if (!pruned.ok()) log::Warn("layer.chunk_index", {{"store", root_}, {"error", pruned.error()}});
+}
+
+// Whether the layer is there, with shared content of which the form or the metadata for it are
+// wrong.
+Result<bool> LayerStore::SharesWrongly(const LayerId& id,
+                                       const std::function<bool(uint64_t)>& proceed) const {
+  const auto files = OpenLayer(blobs_fd_.get(), id, true);
+  if (!files.ok() || !files->form) return false;  // what sizes do not show is for `verify`
+  const auto checked = CheckFiles(id, *files, proceed);
+  if (checked.ok()) return false;
+  if (checked.error().reason() != "layer.corrupt") return checked.error();
+  log::Warn("layer.built_anew", {{"layer", id}, {"error", checked.error()}});
+  return true;
 }
 
 Result<void> LayerStore::CheckSharing() const {

@@ -405,13 +405,12 @@ TEST_F(SharingTest, DamagedForm_IsFoundAtTheMountAndBuiltAnew) {
   ExpectRight(id, 2);
   EXPECT_TRUE(Verify(id).ok());
   // One that fits and says something else: reads give other bytes, and verify says so.
-  auto form = *StoredForm::Parse(good, again.layer.blob_bytes);
-  const auto moved = std::ranges::find_if(
-      form.runs, [&](const StoredForm::Run& run) { return run.file == 1 && run.block > 0; });
-  ASSERT_NE(moved, form.runs.end());
-  --moved->block;
-  testing::WriteFile(FileOf(id, kFormName), form.Encode());
+  MakeFormWrong(again);
   EXPECT_EQ(Verify(id).error().reason(), "layer.corrupt");
+  EXPECT_FALSE(Build(2).existed);
+  ExpectRight(id, 2);
+  EXPECT_TRUE(Verify(id).ok());
+  EXPECT_TRUE(Build(2).existed);
 }
 
 TEST_F(SharingTest, DamagedSharedFile_IsFoundBySizeOrDigest) {
@@ -477,9 +476,13 @@ TEST_F(SharingTest, WithoutCopies_TheStoresOwnMetadataAreCheckedAndMounted) {
     const os::UniqueFd fd(::open(FileOf(id, kSharedMetaName).c_str(), O_WRONLY | O_CLOEXEC));
     ASSERT_EQ(::pwrite(fd.get(), "X", 1, 3000), 1);
   }
-  LayerMounts mounts(*store_, {.cache_dir = copies});
-  EXPECT_EQ(mounts.Acquire(id).error().reason(), "layer.corrupt");
+  {
+    LayerMounts mounts(*store_, {.cache_dir = copies});
+    EXPECT_EQ(mounts.Acquire(id).error().reason(), "layer.corrupt");
+  }
   EXPECT_EQ(Verify(id).error().reason(), "layer.corrupt");
+  EXPECT_FALSE(Build(2).existed);
+  ExpectRight(id, 2, {.cache_dir = copies});
   fs::remove_all(copies);
 }
 
