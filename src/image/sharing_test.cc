@@ -24,6 +24,7 @@
 #include "image/layer_mounts.h"
 #include "image/layer_store.h"
 #include "image/share_meta.h"
+#include "image/sqlite.h"
 #include "image/testing/archives.h"
 #include "image/testing/harness.h"
 #include "os/file.h"
@@ -119,6 +120,32 @@ class SharingTest : public ::testing::Test {
     ASSERT_NE(moved, form.runs.end());
     --moved->block;
     testing::WriteFile(FileOf(built.layer.id, kFormName), form.Encode());
+  }
+
+  // On the index of chunks, as another program would.
+  void Sql(const std::string& sql) const {
+    sqlite3* db = nullptr;
+    EXPECT_TRUE(sql::Open(Root() + "/chunks.db", &db).ok());
+    const auto done = sql::Execute(db, sql.c_str());
+    EXPECT_TRUE(done.ok()) << done.error().ToString();
+    ::sqlite3_close_v2(db);
+  }
+  uint64_t Count(const std::string& table) const {
+    sqlite3* db = nullptr;
+    EXPECT_TRUE(sql::Open(Root() + "/chunks.db", &db).ok());
+    uint64_t count = UINT64_MAX;
+    {
+      sql::Statement ask(db, "SELECT COUNT(*) FROM " + table);
+      const auto found = ask.Step();
+      if (found.ok() && *found) count = ask.NumberAt(0);
+    }
+    ::sqlite3_close_v2(db);
+    return count;
+  }
+  static nlink_t LinksOf(const std::string& path) {
+    struct stat status = {};
+    EXPECT_EQ(::lstat(path.c_str(), &status), 0) << path;
+    return status.st_nlink;
   }
 
   BuildRequest RequestOf(uint64_t number) const {
@@ -590,6 +617,66 @@ TEST_F(SharingTest, BuildsAtTheSameTime_AreAllRight) {
     EXPECT_TRUE(Verify(ids[i]).ok());
     ExpectRight(ids[i], i + 2);
   }
+}
+
+// Rows that lead out of the layers' folders, or to what is no content, with the right bytes there.
+TEST_F(SharingTest, HostileIndexRows_LeadNowhereAndAreForgotten) {
+  const LayerId first = Build(1).layer.id;
+  const std::string blob = FileOf(first, kBlobName);
+  const std::string layer = HexOf(first);
+  fs::copy_file(blob, Path("data.blob"));
+  fs::copy_file(blob, FileOf(first, "other.blob"));
+  for (const auto& [where, name] : {std::pair<std::string, std::string>("../..", "data.blob"),
+                                    {layer, "../../../data.blob"},
+                                    {layer, "other.blob"},
+                                    {layer, "shared.8.blob"},
+                                    {layer + "/", "data.blob"},
+                                    {"", ""},
+                                    {"x", "data.blob"}}) {
+    Sql(fmt::format("UPDATE places SET layer = '{}', name = '{}'", where, name));
+    const auto second = Build(2);
+    EXPECT_TRUE(second.warnings.empty()) << second.warnings[0];
+    EXPECT_FALSE(IsShared(second.layer.id)) << where << " " << name;
+    EXPECT_EQ(LinksOf(Path("data.blob")), 1U);
+    EXPECT_EQ(LinksOf(FileOf(first, "other.blob")), 1U);
+    EXPECT_EQ(Count("places"), 1U) << "the hostile one is still there";
+    ASSERT_TRUE(store_->Remove("image2:1").ok());
+  }
+}
+
+TEST_F(SharingTest, PlaceThatIsNoFile_IsForgottenAndHoldsNothingUp) {
+  const LayerId first = Build(1).layer.id;
+  const std::string blob = FileOf(first, kBlobName);
+  fs::rename(blob, Path("away"));
+  for (const char* what : {"fifo", "symlink", "folder", "file for its folder"}) {
+    Sql(fmt::format("UPDATE places SET layer = '{}', name = 'data.blob'", HexOf(first)));
+    if (what == std::string_view("fifo")) {
+      ASSERT_EQ(::mkfifo(blob.c_str(), 0600), 0);
+    } else if (what == std::string_view("symlink")) {
+      fs::create_symlink(Path("away"), blob);
+    } else if (what == std::string_view("folder")) {
+      fs::create_directory(blob);
+    } else {
+      fs::remove_all(fs::path(blob).parent_path());
+      testing::WriteFile(fs::path(blob).parent_path(), "x");
+    }
+    const auto second = Build(2);
+    EXPECT_TRUE(second.warnings.empty()) << what << ": " << second.warnings[0];
+    EXPECT_FALSE(IsShared(second.layer.id)) << what;
+    EXPECT_EQ(Count("places"), 1U) << what;
+    ASSERT_TRUE(store_->Remove("image2:1").ok());
+    if (what != std::string_view("file for its folder")) fs::remove_all(blob);
+  }
+}
+
+TEST_F(SharingTest, FileWithAllLinksThatItMayHave_IsPassedOverAndKeptInMind) {
+  Build(1);
+  ASSERT_TRUE(fault::Arm("layer.share.link=error:EMLINK").ok());
+  const auto second = Build(2);
+  fault::DisarmAll();
+  EXPECT_TRUE(second.warnings.empty());
+  EXPECT_FALSE(IsShared(second.layer.id));
+  EXPECT_TRUE(IsShared(Build(3).layer.id));
 }
 
 // The content is the other layer's before and after, so it does not tell the two apart.
