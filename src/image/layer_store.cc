@@ -249,7 +249,9 @@ Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
   }
   DSEC_TRY(const LeaseUse use, LeaseUseOf(layer.id));
   if (!use.elsewhere.empty()) return LayerInUse(layer.id, "node " + use.elsewhere);
-  return RemoveLocked(layer.id, work, use.files_stay).Context("remove {}", Printable(ref));
+  DSEC_TRY_VOID(RemoveLocked(layer.id, work, use.files_stay).Context("remove {}", Printable(ref)));
+  ForgetInIndex(HexOf(layer.id));
+  return Ok();
 }
 
 }  // namespace dsec::image

@@ -192,8 +192,9 @@ class LayerStore {
   void AddToIndex(const std::string& hex, const ChunkStore& chunks,
                   const std::optional<SharedContent>& shared) const;
   void PruneIndex() const;
-  Result<void> IndexLayer(ChunkIndex& index, const LayerId& id,
-                          const std::function<bool(uint64_t)>& proceed) const;
+  void ForgetInIndex(const std::string& hex) const;
+  struct Indexing;
+  Result<bool> IndexLayer(Indexing& indexing, const LayerId& id, bool own) const;
   std::string IndexPath() const;
   bool Intact(const std::string& hex, const Manifest& manifest) const;
   Result<void> RemoveLocked(const LayerId& id, const WorkDir& work, bool condemn);

@@ -373,13 +373,15 @@ TEST_F(SharingTest, WithoutHardLinks_NothingIsSharedAndItIsSaid) {
 
 TEST_F(SharingTest, CancelWhileComparing_EndsTheBuild) {
   Build(1);
+  // Longer than the time in which nobody is asked.
+  ASSERT_TRUE(fault::Arm("layer.share.link=delay:200ms").ok());
   bool sharing = false;
-  ASSERT_TRUE(fault::Arm("layer.share.linked=error:EIO").ok());  // not reached
   auto report = store_->Build(RequestOf(2), [&](const Progress& progress) {
-    sharing = progress.phase == Progress::Phase::kWrite;
+    sharing = progress.phase == Progress::Phase::kWrite && fault::Fired("layer.share.link") > 0;
     return !sharing;
   });
   ASSERT_FALSE(report.ok());
+  EXPECT_TRUE(sharing);
   EXPECT_EQ(report.error().reason(), "layer.cancelled");
   EXPECT_TRUE(fs::is_empty(Root() + "/tmp"));
 }
@@ -677,6 +679,88 @@ TEST_F(SharingTest, FileWithAllLinksThatItMayHave_IsPassedOverAndKeptInMind) {
   EXPECT_TRUE(second.warnings.empty());
   EXPECT_FALSE(IsShared(second.layer.id));
   EXPECT_TRUE(IsShared(Build(3).layer.id));
+}
+
+// What removed layers have left in the index hides nothing, and goes.
+TEST_F(SharingTest, FilesWithoutAPlace_HideNoneThatIsThere) {
+  Build(1);
+  Sql("UPDATE files SET id = 1000; UPDATE places SET file = 1000; UPDATE samples SET file = 1000;"
+      "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40)"
+      "INSERT INTO files SELECT i, chunks FROM n, files WHERE id = 1000;"
+      "INSERT INTO samples SELECT hash, id FROM samples, files WHERE id < 1000;");
+  ASSERT_EQ(Count("files"), 41U);
+  EXPECT_TRUE(IsShared(Build(2).layer.id));
+  ASSERT_EQ(Count("files"), 42U);
+  // A collection takes them out though each place is there.
+  ASSERT_TRUE(store_->Collect({}).ok());
+  EXPECT_EQ(Count("files"), 2U);
+  // A removal takes out the places, and what has none any more.
+  ASSERT_TRUE(store_->Remove("image1:1").ok());
+  EXPECT_EQ(Count("files"), 2U);
+  EXPECT_EQ(Count("places"), 2U);
+  ASSERT_TRUE(store_->Remove("image2:1").ok());
+  for (const char* table : {"files", "places", "samples"}) EXPECT_EQ(Count(table), 0U) << table;
+}
+
+TEST_F(SharingTest, ErrorWhilePruning_ForgetsNothing) {
+  const LayerId first = Build(1).layer.id;
+  fs::remove_all(fs::path(FileOf(first, kBlobName)).parent_path());
+  ASSERT_TRUE(fault::Arm("layer.share.prune=error:EIO").ok());
+  ASSERT_TRUE(store_->Collect({}).ok());
+  fault::DisarmAll();
+  EXPECT_EQ(Count("places"), 1U);
+  ASSERT_TRUE(store_->Collect({}).ok());
+  EXPECT_EQ(Count("places"), 0U);
+}
+
+TEST_F(SharingTest, IndexOfAnotherVersion_IsLeftAlone) {
+  Build(1);
+  Sql("PRAGMA user_version = 2");
+  const auto second = Build(2);
+  EXPECT_FALSE(IsShared(second.layer.id));
+  ASSERT_EQ(second.warnings.size(), 1U);
+  EXPECT_THAT(second.warnings[0], HasSubstr("has schema 2"));
+  EXPECT_EQ(store_->IndexContent(nullptr).error().reason(), "layer.index_schema");
+  EXPECT_EQ(Count("files"), 1U);
+  Sql("PRAGMA user_version = 1");
+  EXPECT_TRUE(IsShared(Build(3).layer.id));
+}
+
+// The layer whose file it was is gone: what the others have of it is found all the same.
+TEST_F(SharingTest, LostIndex_IsFilledFromFilesOfRemovedLayersToo) {
+  Build(1);
+  Build(2);
+  const auto common = BuildCommon();
+  ASSERT_FALSE(FormOf(common).has_own());
+  ASSERT_TRUE(store_->Remove("image1:1").ok());
+  fs::remove(Root() + "/chunks.db");
+  EXPECT_EQ(store_->IndexContent(nullptr).value(), 2U);
+  EXPECT_EQ(store_->IndexContent(nullptr).value(), 0U);
+  EXPECT_EQ(Count("places"), 3U);
+  EXPECT_EQ(Count("files"), 2U);  // one of them has two places
+  const auto third = Build(3);
+  EXPECT_GT(third.shared_bytes, 5'500'000U);
+  ExpectRight(third.layer.id, 3);
+}
+
+TEST_F(SharingTest, IndexMadeAnewDuringABuild_GetsNothingOfIt) {
+  Build(1);
+  bool lost = false;
+  const auto second = store_->Build(RequestOf(2), [&](const Progress& progress) {
+    if (!lost && progress.phase == Progress::Phase::kRead) {
+      lost = true;
+      fs::remove(Root() + "/chunks.db");
+      Build(3);
+    }
+    return true;
+  });
+  ASSERT_TRUE(second.ok()) << second.error().ToString();
+  EXPECT_FALSE(IsShared(second->layer.id));
+  ASSERT_EQ(second->warnings.size(), 1U);
+  EXPECT_THAT(second->warnings[0], HasSubstr("layer.other_index"));
+  EXPECT_EQ(Count("files"), 1U);
+  EXPECT_EQ(Count("places WHERE layer = '" + HexOf(second->layer.id) + "'"), 0U);
+  EXPECT_TRUE(IsShared(Build(4).layer.id));
 }
 
 // The content is the other layer's before and after, so it does not tell the two apart.
