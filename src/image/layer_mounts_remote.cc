@@ -54,12 +54,16 @@ Result<LayerMounts::Parts> LayerMounts::PartsOf(State& state, const LayerId& id,
     return parts;
   }
   parts.content = ContentOf(files);
-  if (!files.form) return parts;
+  if (!files.form) {
+    if (local) (*state.cache)->DropSharedMeta(id);
+    return parts;
+  }
   if (!local) {
     parts.meta = files.shared_meta.get();
     return parts;
   }
-  DSEC_TRY(parts.shared_meta, (*state.cache)->SharedMeta(id, *local, *files.form));
+  const auto release = [&](const LayerId& other) { return state.Release(other); };
+  DSEC_TRY(parts.shared_meta, (*state.cache)->SharedMeta(id, *local, *files.form, release));
   parts.meta = parts.shared_meta.get();
   return parts;
 }

@@ -18,6 +18,7 @@
 #include "image/chunk_index.h"
 #include "image/erofs_writer.h"
 #include "image/flatten.h"
+#include "image/layer_cache.h"
 #include "image/layer_check.h"
 #include "image/layer_export.h"
 #include "image/layer_files.h"
@@ -489,6 +490,7 @@ TEST_F(SharingTest, CopiesOnTheNode_AreMadeForTheFormAndHealed) {
   ASSERT_TRUE(store_->Remove("image2:1").ok());
   EXPECT_FALSE(IsShared(Build(2).layer.id));
   ExpectRight(id, 2, {.cache_dir = copies});
+  EXPECT_FALSE(fs::exists(meta));
   // And in a third one.
   ASSERT_TRUE(store_->Remove("image2:1").ok());
   Build(3);
@@ -761,6 +763,48 @@ TEST_F(SharingTest, IndexMadeAnewDuringABuild_GetsNothingOfIt) {
   EXPECT_EQ(Count("files"), 1U);
   EXPECT_EQ(Count("places WHERE layer = '" + HexOf(second->layer.id) + "'"), 0U);
   EXPECT_TRUE(IsShared(Build(4).layer.id));
+}
+
+TEST_F(SharingTest, CopiesForForms_CountAgainstTheBound) {
+  Build(1);
+  std::vector<BuildReport> built;
+  for (uint64_t number = 2; number <= 4; ++number) built.push_back(Build(number));
+  const uint64_t one = 2 * built[0].layer.meta_bytes;  // as large as the others, and twice
+  const std::string copies = Path("copies");
+  const auto blobs = os::OpenAt(AT_FDCWD, (Root() + "/blobs").c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_TRUE(blobs.ok());
+  const auto all = [](const LayerId&) { return true; };
+  // Room for all without what is made for the forms, and for two with it.
+  {
+    const auto cache = *LayerCache::Open(copies, 2 * one + one / 4);
+    for (const BuildReport& layer : built) {
+      const auto files = *OpenLayer(blobs->get(), layer.layer.id, true);
+      const auto local = *cache->Add(layer.layer.id, files.manifest, files.meta.get(), all);
+      ASSERT_TRUE(cache->SharedMeta(layer.layer.id, local, *files.form, all).ok());
+      EXPECT_LE(cache->bytes(), 2 * one + one / 4);
+    }
+    EXPECT_EQ(cache->bytes(), 2 * one);
+    EXPECT_FALSE(cache->Find(built[0].layer.id)->has_value());
+    ASSERT_TRUE(cache->Find(built[2].layer.id)->has_value());
+  }
+  const auto cache = *LayerCache::Open(copies, 1 << 30);
+  EXPECT_EQ(cache->bytes(), 2 * one);
+  const std::string meta = copies + "/" + HexOf(built[2].layer.id) + "/" + kSharedMetaName;
+  ASSERT_TRUE(fs::exists(meta));
+  cache->DropSharedMeta(built[2].layer.id);
+  EXPECT_FALSE(fs::exists(meta));
+  EXPECT_EQ(cache->bytes(), one + one / 2);
+  EXPECT_TRUE(cache->Find(built[2].layer.id)->has_value());
+}
+
+TEST_F(SharingTest, MetadataInMemory_AreTwoAtMost) {
+  Build(1);
+  const LayerId id = Build(2).layer.id;
+  std::vector<std::jthread> readers;
+  for (int i = 0; i < 16; ++i) readers.emplace_back([&] { EXPECT_TRUE(Verify(id).ok()); });
+  readers.clear();
+  EXPECT_GE(MetaTurn::most(), 1);
+  EXPECT_LE(MetaTurn::most(), 2);
 }
 
 // The content is the other layer's before and after, so it does not tell the two apart.
