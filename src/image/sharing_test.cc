@@ -25,186 +25,23 @@
 #include "image/layer_mounts.h"
 #include "image/layer_store.h"
 #include "image/share_meta.h"
-#include "image/sqlite.h"
 #include "image/testing/archives.h"
 #include "image/testing/harness.h"
+#include "image/testing/sharing_fixture.h"
 #include "os/file.h"
 
 namespace dsec::image {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::Common;
 using testing::DescribeTree;
-using testing::Dir;
 using testing::File;
 using ::testing::HasSubstr;
 using testing::MakeTar;
 using testing::Member;
-
-std::string Noise(uint64_t seed, size_t bytes) {
-  Rng rng(seed);
-  std::string text(bytes, 0);
-  for (size_t i = 0; i + 8 <= bytes; i += 8) {
-    const uint64_t word = rng.Next();
-    std::memcpy(text.data() + i, &word, sizeof(word));
-  }
-  return text;
-}
-
-// What the images of a family have in common, 6 MB in files of several sizes.
-std::vector<Member> Common() {
-  std::vector<Member> members = {Dir("usr"), Dir("usr/lib")};
-  for (uint64_t i = 0; i < 40; ++i) {
-    members.push_back(
-        File(fmt::format("usr/lib/f{:02}", i), Noise(i, 100'000 + 2'500 * static_cast<size_t>(i))));
-  }
-  return members;
-}
-
-class SharingTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (::geteuid() != 0) GTEST_SKIP() << "needs root";
-    store_ = Open(Root());
-  }
-  void TearDown() override { fault::DisarmAll(); }
-
-  std::string Root() const { return folder_.path() + "/layers"; }
-  std::string Path(const std::string& name) const { return folder_.path() + "/" + name; }
-  std::string FileOf(const LayerId& id, const std::string& name) const {
-    return Root() + "/blobs/" + HexOf(id) + "/" + name;
-  }
-
-  static std::unique_ptr<LayerStore> Open(const std::string& root) {
-    auto store = LayerStore::Open(root);
-    EXPECT_TRUE(store.ok()) << store.error().ToString();
-    return store.ok() ? *std::move(store) : nullptr;
-  }
-
-  // The family's content and what the image `number` alone has.
-  std::string TarOf(uint64_t number) const {
-    std::string path = Path(fmt::format("image{}.tar", number));
-    if (fs::exists(path)) return path;
-    std::vector<Member> members = Common();
-    members.push_back(Dir("opt"));
-    members.push_back(File("opt/own", Noise(1000 + number, 1'500'000)));
-    members.push_back(File("usr/lib/f10.extra", Noise(2000 + number, 20'000)));
-    members.push_back(File("zero", std::string(300'000, 0)));
-    testing::WriteFile(path, MakeTar(members));
-    return path;
-  }
-
-  // Has nothing that an image of the family has not.
-  BuildReport BuildCommon() {
-    std::vector<Member> members = Common();
-    testing::WriteFile(Path("common.tar"), MakeTar(members));
-    BuildRequest request;
-    request.source = SourceKind::kTar;
-    request.path = Path("common.tar");
-    request.name = "common:1";
-    auto report = store_->Build(request, nullptr);
-    EXPECT_TRUE(report.ok()) << report.error().ToString();
-    return report.ok() ? *std::move(report) : BuildReport();
-  }
-
-  StoredForm FormOf(const BuildReport& built) const {
-    const auto text = os::ReadFile(AT_FDCWD, FileOf(built.layer.id, kFormName).c_str(), 1 << 20);
-    EXPECT_TRUE(text.ok());
-    return *StoredForm::Parse(*text, built.layer.blob_bytes);
-  }
-
-  // One that fits and says something else.
-  void MakeFormWrong(const BuildReport& built) {
-    StoredForm form = FormOf(built);
-    const auto moved =
-        std::ranges::find_if(form.runs, [](const StoredForm::Run& run) { return run.block > 0; });
-    ASSERT_NE(moved, form.runs.end());
-    --moved->block;
-    testing::WriteFile(FileOf(built.layer.id, kFormName), form.Encode());
-  }
-
-  // On the index of chunks, as another program would.
-  void Sql(const std::string& sql) const {
-    sqlite3* db = nullptr;
-    EXPECT_TRUE(sql::Open(Root() + "/chunks.db", &db).ok());
-    const auto done = sql::Execute(db, sql.c_str());
-    EXPECT_TRUE(done.ok()) << done.error().ToString();
-    ::sqlite3_close_v2(db);
-  }
-  uint64_t Count(const std::string& table) const {
-    sqlite3* db = nullptr;
-    EXPECT_TRUE(sql::Open(Root() + "/chunks.db", &db).ok());
-    uint64_t count = UINT64_MAX;
-    {
-      sql::Statement ask(db, "SELECT COUNT(*) FROM " + table);
-      const auto found = ask.Step();
-      if (found.ok() && *found) count = ask.NumberAt(0);
-    }
-    ::sqlite3_close_v2(db);
-    return count;
-  }
-  static nlink_t LinksOf(const std::string& path) {
-    struct stat status = {};
-    EXPECT_EQ(::lstat(path.c_str(), &status), 0) << path;
-    return status.st_nlink;
-  }
-
-  BuildRequest RequestOf(uint64_t number) const {
-    BuildRequest request;
-    request.source = SourceKind::kTar;
-    request.path = TarOf(number);
-    request.name = fmt::format("image{}:1", number);
-    return request;
-  }
-
-  BuildReport Build(uint64_t number) {
-    auto report = store_->Build(RequestOf(number), nullptr);
-    EXPECT_TRUE(report.ok()) << report.error().ToString();
-    return report.ok() ? *std::move(report) : BuildReport();
-  }
-
-  // The layer as the kernel shows it is what the same tar gives where nothing is shared.
-  void ExpectRight(const LayerId& id, uint64_t number, LayerMountOptions options = {}) {
-    if (plain_ == nullptr) plain_ = Open(Path("plain"));
-    BuildRequest request = RequestOf(number);
-    request.share = false;
-    const auto expected = plain_->Build(request, nullptr);
-    ASSERT_TRUE(expected.ok()) << expected.error().ToString();
-    EXPECT_EQ(expected->layer.id, id) << "the id depends on what else is in the store";
-    EXPECT_EQ(expected->shared_bytes, 0U);
-    EXPECT_EQ(Tree(*store_, id, std::move(options)), Tree(*plain_, id));
-  }
-
-  static std::vector<std::string> Tree(const LayerStore& store, const LayerId& id,
-                                       LayerMountOptions options = {}) {
-    LayerMounts mounts(store, std::move(options));
-    const auto layer = mounts.Acquire(id);
-    EXPECT_TRUE(layer.ok()) << layer.error().ToString();
-    return layer.ok() ? DescribeTree((*layer)->fd()) : std::vector<std::string>();
-  }
-
-  Result<LayerInfo> Verify(const LayerId& id) { return VerifyLayer(*store_, id.str(), nullptr); }
-
-  bool IsShared(const LayerId& id) const {
-    return fs::exists(FileOf(id, kFormName)) && !fs::exists(FileOf(id, kBlobName));
-  }
-
-  // All that lies in the store, each file once.
-  uint64_t StoredBytes() const {
-    std::map<ino_t, uint64_t> sizes;
-    for (const auto& entry : fs::recursive_directory_iterator(Root() + "/blobs")) {
-      struct stat status;
-      if (entry.is_regular_file() && ::lstat(entry.path().c_str(), &status) == 0)
-        sizes[status.st_ino] = static_cast<uint64_t>(status.st_size);
-    }
-    uint64_t total = 0;
-    for (const auto& [inode, size] : sizes) total += size;
-    return total;
-  }
-
-  os::TempDir folder_ = *os::TempDir::Create("dsec-timg-");
-  std::unique_ptr<LayerStore> store_, plain_;
-};
+using testing::Noise;
+using testing::SharingTest;
 
 TEST_F(SharingTest, Family_IsKeptOnceAndReadsTheSame) {
   const auto first = Build(1);
@@ -385,38 +222,6 @@ TEST_F(SharingTest, CancelWhileComparing_EndsTheBuild) {
   EXPECT_TRUE(sharing);
   EXPECT_EQ(report.error().reason(), "layer.cancelled");
   EXPECT_TRUE(fs::is_empty(Root() + "/tmp"));
-}
-
-TEST_F(SharingTest, DamagedIndex_IsMadeAnewAndFilledFromTheLayers) {
-  const LayerId first = Build(1).layer.id;
-  testing::WriteFile(Root() + "/chunks.db", Noise(7, 40'000));
-  const auto second = Build(2);
-  EXPECT_FALSE(IsShared(second.layer.id));  // nothing was known
-  ExpectRight(second.layer.id, 2);
-  const auto third = Build(3);
-  EXPECT_TRUE(IsShared(third.layer.id));
-  fs::remove(Root() + "/chunks.db");
-  EXPECT_EQ(store_->IndexContent(nullptr).value(), 3U);
-  EXPECT_EQ(store_->IndexContent(nullptr).value(), 0U);
-  const auto fourth = Build(4);
-  EXPECT_GT(fourth.shared_bytes, 5'500'000U);
-  ExpectRight(fourth.layer.id, 4);
-  EXPECT_TRUE(Verify(first).ok());
-}
-
-// An index that is wrong throughout: content under hashes that are not its own.
-TEST_F(SharingTest, LyingIndex_SharesNothingThatIsNotEqual) {
-  const LayerId first = Build(1).layer.id;
-  {
-    const os::UniqueFd blob(::open(FileOf(first, kBlobName).c_str(), O_RDWR | O_CLOEXEC));
-    const std::string other = Noise(99, 4096);
-    // In the middle of a run, and not known to the index.
-    ASSERT_EQ(::pwrite(blob.get(), other.data(), other.size(), 3 << 20), 4096);
-  }
-  const auto second = Build(2);
-  ExpectRight(second.layer.id, 2);
-  EXPECT_TRUE(Verify(second.layer.id).ok());
-  EXPECT_EQ(Verify(first).error().reason(), "layer.corrupt");
 }
 
 TEST_F(SharingTest, DamagedForm_IsFoundAtTheMountAndBuiltAnew) {
@@ -621,148 +426,6 @@ TEST_F(SharingTest, BuildsAtTheSameTime_AreAllRight) {
     EXPECT_TRUE(Verify(ids[i]).ok());
     ExpectRight(ids[i], i + 2);
   }
-}
-
-// Rows that lead out of the layers' folders, or to what is no content, with the right bytes there.
-TEST_F(SharingTest, HostileIndexRows_LeadNowhereAndAreForgotten) {
-  const LayerId first = Build(1).layer.id;
-  const std::string blob = FileOf(first, kBlobName);
-  const std::string layer = HexOf(first);
-  fs::copy_file(blob, Path("data.blob"));
-  fs::copy_file(blob, FileOf(first, "other.blob"));
-  for (const auto& [where, name] : {std::pair<std::string, std::string>("../..", "data.blob"),
-                                    {layer, "../../../data.blob"},
-                                    {layer, "other.blob"},
-                                    {layer, "shared.8.blob"},
-                                    {layer + "/", "data.blob"},
-                                    {"", ""},
-                                    {"x", "data.blob"}}) {
-    Sql(fmt::format("UPDATE places SET layer = '{}', name = '{}'", where, name));
-    const auto second = Build(2);
-    EXPECT_TRUE(second.warnings.empty()) << second.warnings[0];
-    EXPECT_FALSE(IsShared(second.layer.id)) << where << " " << name;
-    EXPECT_EQ(LinksOf(Path("data.blob")), 1U);
-    EXPECT_EQ(LinksOf(FileOf(first, "other.blob")), 1U);
-    EXPECT_EQ(Count("places"), 1U) << "the hostile one is still there";
-    ASSERT_TRUE(store_->Remove("image2:1").ok());
-  }
-}
-
-TEST_F(SharingTest, PlaceThatIsNoFile_IsForgottenAndHoldsNothingUp) {
-  const LayerId first = Build(1).layer.id;
-  const std::string blob = FileOf(first, kBlobName);
-  fs::rename(blob, Path("away"));
-  for (const char* what : {"fifo", "symlink", "folder", "file for its folder"}) {
-    Sql(fmt::format("UPDATE places SET layer = '{}', name = 'data.blob'", HexOf(first)));
-    if (what == std::string_view("fifo")) {
-      ASSERT_EQ(::mkfifo(blob.c_str(), 0600), 0);
-    } else if (what == std::string_view("symlink")) {
-      fs::create_symlink(Path("away"), blob);
-    } else if (what == std::string_view("folder")) {
-      fs::create_directory(blob);
-    } else {
-      fs::remove_all(fs::path(blob).parent_path());
-      testing::WriteFile(fs::path(blob).parent_path(), "x");
-    }
-    const auto second = Build(2);
-    EXPECT_TRUE(second.warnings.empty()) << what << ": " << second.warnings[0];
-    EXPECT_FALSE(IsShared(second.layer.id)) << what;
-    EXPECT_EQ(Count("places"), 1U) << what;
-    ASSERT_TRUE(store_->Remove("image2:1").ok());
-    if (what != std::string_view("file for its folder")) fs::remove_all(blob);
-  }
-}
-
-TEST_F(SharingTest, FileWithAllLinksThatItMayHave_IsPassedOverAndKeptInMind) {
-  Build(1);
-  ASSERT_TRUE(fault::Arm("layer.share.link=error:EMLINK").ok());
-  const auto second = Build(2);
-  fault::DisarmAll();
-  EXPECT_TRUE(second.warnings.empty());
-  EXPECT_FALSE(IsShared(second.layer.id));
-  EXPECT_TRUE(IsShared(Build(3).layer.id));
-}
-
-// What removed layers have left in the index hides nothing, and goes.
-TEST_F(SharingTest, FilesWithoutAPlace_HideNoneThatIsThere) {
-  Build(1);
-  Sql("UPDATE files SET id = 1000; UPDATE places SET file = 1000; UPDATE samples SET file = 1000;"
-      "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40)"
-      "INSERT INTO files SELECT i, chunks FROM n, files WHERE id = 1000;"
-      "INSERT INTO samples SELECT hash, id FROM samples, files WHERE id < 1000;");
-  ASSERT_EQ(Count("files"), 41U);
-  EXPECT_TRUE(IsShared(Build(2).layer.id));
-  ASSERT_EQ(Count("files"), 42U);
-  // A collection takes them out though each place is there.
-  ASSERT_TRUE(store_->Collect({}).ok());
-  EXPECT_EQ(Count("files"), 2U);
-  // A removal takes out the places, and what has none any more.
-  ASSERT_TRUE(store_->Remove("image1:1").ok());
-  EXPECT_EQ(Count("files"), 2U);
-  EXPECT_EQ(Count("places"), 2U);
-  ASSERT_TRUE(store_->Remove("image2:1").ok());
-  for (const char* table : {"files", "places", "samples"}) EXPECT_EQ(Count(table), 0U) << table;
-}
-
-TEST_F(SharingTest, ErrorWhilePruning_ForgetsNothing) {
-  const LayerId first = Build(1).layer.id;
-  fs::remove_all(fs::path(FileOf(first, kBlobName)).parent_path());
-  ASSERT_TRUE(fault::Arm("layer.share.prune=error:EIO").ok());
-  ASSERT_TRUE(store_->Collect({}).ok());
-  fault::DisarmAll();
-  EXPECT_EQ(Count("places"), 1U);
-  ASSERT_TRUE(store_->Collect({}).ok());
-  EXPECT_EQ(Count("places"), 0U);
-}
-
-TEST_F(SharingTest, IndexOfAnotherVersion_IsLeftAlone) {
-  Build(1);
-  Sql("PRAGMA user_version = 2");
-  const auto second = Build(2);
-  EXPECT_FALSE(IsShared(second.layer.id));
-  ASSERT_EQ(second.warnings.size(), 1U);
-  EXPECT_THAT(second.warnings[0], HasSubstr("has schema 2"));
-  EXPECT_EQ(store_->IndexContent(nullptr).error().reason(), "layer.index_schema");
-  EXPECT_EQ(Count("files"), 1U);
-  Sql("PRAGMA user_version = 1");
-  EXPECT_TRUE(IsShared(Build(3).layer.id));
-}
-
-// The layer whose file it was is gone: what the others have of it is found all the same.
-TEST_F(SharingTest, LostIndex_IsFilledFromFilesOfRemovedLayersToo) {
-  Build(1);
-  Build(2);
-  const auto common = BuildCommon();
-  ASSERT_FALSE(FormOf(common).has_own());
-  ASSERT_TRUE(store_->Remove("image1:1").ok());
-  fs::remove(Root() + "/chunks.db");
-  EXPECT_EQ(store_->IndexContent(nullptr).value(), 2U);
-  EXPECT_EQ(store_->IndexContent(nullptr).value(), 0U);
-  EXPECT_EQ(Count("places"), 3U);
-  EXPECT_EQ(Count("files"), 2U);  // one of them has two places
-  const auto third = Build(3);
-  EXPECT_GT(third.shared_bytes, 5'500'000U);
-  ExpectRight(third.layer.id, 3);
-}
-
-TEST_F(SharingTest, IndexMadeAnewDuringABuild_GetsNothingOfIt) {
-  Build(1);
-  bool lost = false;
-  const auto second = store_->Build(RequestOf(2), [&](const Progress& progress) {
-    if (!lost && progress.phase == Progress::Phase::kRead) {
-      lost = true;
-      fs::remove(Root() + "/chunks.db");
-      Build(3);
-    }
-    return true;
-  });
-  ASSERT_TRUE(second.ok()) << second.error().ToString();
-  EXPECT_FALSE(IsShared(second->layer.id));
-  ASSERT_EQ(second->warnings.size(), 1U);
-  EXPECT_THAT(second->warnings[0], HasSubstr("layer.other_index"));
-  EXPECT_EQ(Count("files"), 1U);
-  EXPECT_EQ(Count("places WHERE layer = '" + HexOf(second->layer.id) + "'"), 0U);
-  EXPECT_TRUE(IsShared(Build(4).layer.id));
 }
 
 TEST_F(SharingTest, CopiesForForms_CountAgainstTheBound) {
