@@ -275,7 +275,6 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
   DSEC_TRY(const auto filter, ToFilter(flags));
   DSEC_TRY(const auto store, OpenStore(flags));
   DSEC_TRY(const image::StoreUsage usage, image::MeasureStore(*store, filter));
-  const auto sharing = store->CheckSharing();
   uint64_t meta = 0, blob = 0, shared = 0, trace = 0, content = 0, unnamed = 0;
   json list = json::array();
   std::vector<std::vector<std::string>> rows;
@@ -307,7 +306,6 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
                {"blob_allocated_bytes", blob},
                {"shared_bytes", shared},
                {"kept_allocated_bytes", usage.kept_blocks},
-               {"sharing", sharing.ok()},
                {"trace_allocated_bytes", trace},
                {"content_bytes", content},
                {"unnamed_allocated_bytes", unnamed},
@@ -324,8 +322,6 @@ Result<void> Usage(const LayerFlags& flags, bool as_json) {
   if (usage.kept_blocks > 0)
     std::printf("%s more are of removed layers, kept for those that share them\n",
                 ShowSize(usage.kept_blocks).c_str());
-  if (!sharing.ok())
-    std::printf("no content is shared here: %s\n", sharing.error().message().c_str());
   if (unnamed > 0) std::printf("%s are of layers without a name\n", ShowSize(unnamed).c_str());
   if (usage.condemned_blocks > 0)
     std::printf("%s are of removed layers (layer gc)\n", ShowSize(usage.condemned_blocks).c_str());

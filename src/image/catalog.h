@@ -26,7 +26,7 @@ struct ListFilter {
 // What is known of the layers beside their content: names, labels, origin. SQLite with a rollback
 // journal, which any file system with POSIX locks can hold; every change is durable when the call
 // returns. Several processes may have it open; one that waits longer than 10 s for another gets
-// kUnavailable "layer.catalog_busy", other failures are kInternal "layer.catalog". Thread-safe.
+// kUnavailable "layer.catalog_busy", other failures as of sql. Thread-safe.
 class Catalog {
  public:
   static Result<std::unique_ptr<Catalog>> Open(const std::string& path);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "base/log.h"
 #include "base/rng.h"
@@ -85,7 +86,8 @@ Result<std::unique_ptr<ChunkIndex>> ChunkIndex::Open(const std::string& path) {
     std::unique_ptr<ChunkIndex> index(new ChunkIndex());
     auto opened = index->Init(path);
     if (opened.ok()) return index;
-    if (again || opened.error().reason() != "layer.catalog") return std::move(opened).error();
+    if (again || opened.error().reason() != "layer.catalog_damaged")
+      return std::move(opened).error();
     log::Warn("layer.chunk_index_made_anew", {{"path", path}, {"error", opened.error()}});
     index.reset();
     Remove(path);
@@ -105,12 +107,13 @@ Result<void> ChunkIndex::Init(const std::string& path) {
     Statement seed(db_, "INSERT INTO settings VALUES(?)");
     DSEC_TRY_VOID(seed.Number(Rng::FromSystem().Next()).Run());
   } else if (version.NumberAt(0) != kSchemaVersion) {
-    return Error(Code::kInternal, "layer.catalog",
-                 fmt::format("{} has schema {}", path, version.NumberAt(0)));
+    return Error(Code::kFailedPrecondition, "layer.index_schema",
+                 fmt::format("{} has schema {}, this program knows {}", path, version.NumberAt(0),
+                             kSchemaVersion));
   }
   Statement ask(db_, "SELECT seed FROM settings");
   DSEC_TRY(const bool found, ask.Step());
-  if (!found) return Error(Code::kInternal, "layer.catalog", path + " has no seed");
+  if (!found) return Error(Code::kInternal, "layer.catalog_damaged", path + " has no seed");
   seed_ = ask.NumberAt(0);
   ask.Rewind();
   version.Rewind();
@@ -120,7 +123,11 @@ Result<void> ChunkIndex::Init(const std::string& path) {
 Result<std::vector<int64_t>> ChunkIndex::Rank(std::span<const ChunkStore::Placed> content,
                                               size_t most) {
   std::map<int64_t, uint64_t> votes;  // blocks
-  Statement find(db_, fmt::format("SELECT file FROM samples WHERE hash = ? LIMIT {}", kMostOfOne));
+  // Those that are anywhere still, the latest first: they are there the most likely.
+  Statement find(db_, fmt::format("SELECT file FROM samples WHERE hash = ? AND EXISTS"
+                                  "(SELECT 1 FROM places WHERE places.file = samples.file) "
+                                  "ORDER BY file DESC LIMIT {}",
+                                  kMostOfOne));
   for (const ChunkStore::Placed& chunk : content) {
     if (!IsSample(chunk, content.size())) continue;
     find.Rewind();
@@ -164,54 +171,143 @@ Result<void> ChunkIndex::Add(const std::string& layer, const std::string& own_na
                              const std::vector<Link>& links) {
   Transaction transaction(db_);
   DSEC_TRY_VOID(transaction.Begin());
-  Statement forget(db_, "DELETE FROM places WHERE layer = ?");
-  DSEC_TRY_VOID(forget.Text(layer).Run());
-  std::vector<Link> all = links;
-  if (!own.empty() && own.size() * kListedBytes <= kMaxList) {
-    Statement insert(db_, "INSERT INTO files(chunks) VALUES(?)");
-    DSEC_TRY_VOID(insert.Bytes(EncodeList(own)).Run());
-    const int64_t id = ::sqlite3_last_insert_rowid(db_);
-    Statement sample(db_, "INSERT OR IGNORE INTO samples VALUES(?,?)");
-    for (const ChunkStore::Placed& chunk : own) {
-      if (!IsSample(chunk, own.size())) continue;
-      sample.Rewind();
-      DSEC_TRY_VOID(sample.Number(chunk.hash).Number(static_cast<uint64_t>(id)).Run());
-    }
-    sample.Rewind();
-    all.push_back({id, own_name});
+  // The links first: what was the last place of one of these files may be among those that go.
+  for (const Link& link : links) DSEC_TRY_VOID(PutPlace({layer, link.name}, link.file));
+  std::set<std::string> names;
+  for (const Link& link : links) names.insert(link.name);
+  DSEC_TRY(const auto places, PlacesOf(layer));
+  for (const Place& place : places) {
+    if (!names.contains(place.name)) DSEC_TRY_VOID(ForgetNow(place));
   }
-  for (const Link& link : all) {
-    Statement place(db_, "INSERT OR REPLACE INTO places VALUES(?,?,?)");
-    DSEC_TRY_VOID(place.Number(static_cast<uint64_t>(link.file)).Text(layer).Text(link.name).Run());
-  }
+  if (!own.empty()) DSEC_TRY_VOID(PutFile({layer, own_name}, own));
   return transaction.Commit();
 }
 
-Result<bool> ChunkIndex::Knows(const std::string& layer) {
-  Statement find(db_, "SELECT 1 FROM places WHERE layer = ?");
-  return find.Text(layer).Step();
+Result<int64_t> ChunkIndex::AddFile(const Place& place,
+                                    std::span<const ChunkStore::Placed> chunks) {
+  Transaction transaction(db_);
+  DSEC_TRY_VOID(transaction.Begin());
+  DSEC_TRY(const int64_t id, PutFile(place, chunks));
+  DSEC_TRY_VOID(transaction.Commit());
+  return id;
+}
+
+Result<void> ChunkIndex::AddPlace(const Place& place, int64_t file) {
+  Transaction transaction(db_);
+  DSEC_TRY_VOID(transaction.Begin());
+  DSEC_TRY_VOID(PutPlace(place, file));
+  return transaction.Commit();
+}
+
+// With a transaction. 0: the list is too long.
+Result<int64_t> ChunkIndex::PutFile(const Place& place,
+                                    std::span<const ChunkStore::Placed> chunks) {
+  if (chunks.size() * kListedBytes > kMaxList) return 0;
+  Statement insert(db_, "INSERT INTO files(chunks) VALUES(?)");
+  DSEC_TRY_VOID(insert.Bytes(EncodeList(chunks)).Run());
+  const int64_t id = ::sqlite3_last_insert_rowid(db_);
+  Statement sample(db_, "INSERT OR IGNORE INTO samples VALUES(?,?)");
+  for (const ChunkStore::Placed& chunk : chunks) {
+    if (!IsSample(chunk, chunks.size())) continue;
+    sample.Rewind();
+    DSEC_TRY_VOID(sample.Number(chunk.hash).Number(static_cast<uint64_t>(id)).Run());
+  }
+  sample.Rewind();
+  DSEC_TRY_VOID(PutPlace(place, id));
+  return id;
+}
+
+// With a transaction.
+Result<void> ChunkIndex::PutPlace(const Place& place, int64_t file) {
+  {
+    Statement find(db_, "SELECT file FROM places WHERE layer = ? AND name = ?");
+    DSEC_TRY(const bool found, find.Text(place.layer).Text(place.name).Step());
+    if (found && static_cast<int64_t>(find.NumberAt(0)) == file) return Ok();
+  }
+  DSEC_TRY_VOID(ForgetNow(place));
+  Statement put(db_, "INSERT INTO places VALUES(?,?,?)");
+  return put.Number(static_cast<uint64_t>(file)).Text(place.layer).Text(place.name).Run();
 }
 
 Result<void> ChunkIndex::Forget(const Place& place) {
-  Statement remove(db_, "DELETE FROM places WHERE layer = ? AND name = ?");
-  return remove.Text(place.layer).Text(place.name).Run();
-}
-
-Result<void> ChunkIndex::Prune(const std::function<bool(const Place&)>& exists) {
-  std::vector<Place> gone;
-  {
-    Statement all(db_, "SELECT layer, name FROM places");
-    while (true) {
-      DSEC_TRY(const bool more, all.Step());
-      if (!more) break;
-      Place place{all.TextAt(0), all.TextAt(1)};
-      if (!exists(place)) gone.push_back(std::move(place));
-    }
-  }
-  if (gone.empty()) return Ok();
   Transaction transaction(db_);
   DSEC_TRY_VOID(transaction.Begin());
-  for (const Place& place : gone) DSEC_TRY_VOID(Forget(place));
+  DSEC_TRY_VOID(ForgetNow(place));
+  return transaction.Commit();
+}
+
+Result<void> ChunkIndex::ForgetLayer(const std::string& layer) {
+  Transaction transaction(db_);
+  DSEC_TRY_VOID(transaction.Begin());
+  DSEC_TRY(const auto places, PlacesOf(layer));
+  for (const Place& place : places) DSEC_TRY_VOID(ForgetNow(place));
+  return transaction.Commit();
+}
+
+Result<std::vector<ChunkIndex::Place>> ChunkIndex::PlacesOf(const std::string& layer) {
+  std::vector<Place> places;
+  Statement names(db_, "SELECT name FROM places WHERE layer = ?");
+  names.Text(layer);
+  while (true) {
+    DSEC_TRY(const bool more, names.Step());
+    if (!more) return places;
+    places.push_back({layer, names.TextAt(0)});
+  }
+}
+
+// With a transaction. A file goes with its last place.
+Result<void> ChunkIndex::ForgetNow(const Place& place) {
+  uint64_t file = 0;
+  {
+    Statement find(db_, "SELECT file FROM places WHERE layer = ? AND name = ?");
+    DSEC_TRY(const bool found, find.Text(place.layer).Text(place.name).Step());
+    if (!found) return Ok();
+    file = find.NumberAt(0);
+  }
+  Statement remove(db_, "DELETE FROM places WHERE layer = ? AND name = ?");
+  DSEC_TRY_VOID(remove.Text(place.layer).Text(place.name).Run());
+  Statement other(db_, "SELECT 1 FROM places WHERE file = ?");
+  DSEC_TRY(const bool stays, other.Number(file).Step());
+  if (stays) return Ok();
+  std::vector<ChunkStore::Placed> chunks;
+  {
+    Statement list(db_, "SELECT chunks FROM files WHERE id = ?");
+    DSEC_TRY(const bool found, list.Number(file).Step());
+    if (found) chunks = DecodeList(list.BytesAt(0));
+  }
+  Statement sample(db_, "DELETE FROM samples WHERE hash = ? AND file = ?");
+  for (const ChunkStore::Placed& chunk : chunks) {
+    if (!IsSample(chunk, chunks.size())) continue;
+    sample.Rewind();
+    DSEC_TRY_VOID(sample.Number(chunk.hash).Number(file).Run());
+  }
+  Statement gone(db_, "DELETE FROM files WHERE id = ?");
+  return gone.Number(file).Run();
+}
+
+Result<std::vector<ChunkIndex::Placement>> ChunkIndex::Places() {
+  std::vector<Placement> places;
+  Statement all(db_, "SELECT file, layer, name FROM places");
+  while (true) {
+    DSEC_TRY(const bool more, all.Step());
+    if (!more) return places;
+    places.push_back({static_cast<int64_t>(all.NumberAt(0)), {all.TextAt(1), all.TextAt(2)}});
+  }
+}
+
+Result<void> ChunkIndex::Prune(const std::function<Result<bool>(const Place&)>& exists) {
+  DSEC_TRY(const auto places, Places());
+  std::vector<Place> gone;
+  for (const Placement& placed : places) {
+    DSEC_TRY(const bool there, exists(placed.place));
+    if (!there) gone.push_back(placed.place);
+  }
+  Transaction transaction(db_);
+  DSEC_TRY_VOID(transaction.Begin());
+  for (const Place& place : gone) {
+    DSEC_TRY(const bool there, exists(place));  // published again meanwhile
+    if (!there) DSEC_TRY_VOID(ForgetNow(place));
+  }
   DSEC_TRY_VOID(Execute(db_,
                         "DELETE FROM files WHERE id NOT IN (SELECT file FROM places);"
                         "DELETE FROM samples WHERE file NOT IN (SELECT id FROM files);"));

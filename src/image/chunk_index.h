@@ -24,7 +24,8 @@ inline constexpr char kChunkIndexName[] = "chunks.db";
 // thread-safe; several processes may have it open.
 class ChunkIndex {
  public:
-  // A damaged one is removed and made anew, empty.
+  // A damaged one is removed and made anew, empty; any other failure leaves it. That of another
+  // version of this program: kFailedPrecondition "layer.index_schema".
   static Result<std::unique_ptr<ChunkIndex>> Open(const std::string& path);
   static void Remove(const std::string& path);
   ~ChunkIndex();
@@ -55,14 +56,29 @@ class ChunkIndex {
   };
   Result<void> Add(const std::string& layer, const std::string& own_name,
                    std::span<const ChunkStore::Placed> own, const std::vector<Link>& links);
-  Result<bool> Knows(const std::string& layer);
-  // Forgets places where there is no such file any more.
-  Result<void> Prune(const std::function<bool(const Place&)>& exists);
+  // One file of a layer, which keeps those that are known of it: a file that nobody has listed yet,
+  // or one more place of another. Of a list that is too long nothing is kept: 0.
+  Result<int64_t> AddFile(const Place& place, std::span<const ChunkStore::Placed> chunks);
+  Result<void> AddPlace(const Place& place, int64_t file);
+  struct Placement {
+    int64_t file = 0;
+    Place place;
+  };
+  Result<std::vector<Placement>> Places();  // all
+  // Forgets places where there is no such file any more. The first error of `exists` ends it, and
+  // nothing is forgotten.
+  Result<void> Prune(const std::function<Result<bool>(const Place&)>& exists);
+  // The file with its chunks goes with its last place.
   Result<void> Forget(const Place& place);
+  Result<void> ForgetLayer(const std::string& layer);
 
  private:
   ChunkIndex() = default;
   Result<void> Init(const std::string& path);
+  Result<std::vector<Place>> PlacesOf(const std::string& layer);
+  Result<int64_t> PutFile(const Place& place, std::span<const ChunkStore::Placed> chunks);
+  Result<void> PutPlace(const Place& place, int64_t file);
+  Result<void> ForgetNow(const Place& place);
 
   sqlite3* db_ = nullptr;
   uint64_t seed_ = 0;

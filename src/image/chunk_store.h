@@ -69,6 +69,7 @@ class ChunkStore {
 
   // What a chunk's bytes, in whole blocks, are known by. Nobody who does not know the seed can make
   // two that have one in common; equal bytes are to be found out by comparing them all the same.
+  uint64_t seed() const { return seed_; }
   static uint64_t HashOf(std::span<const uint8_t> blocks, uint64_t seed);
   // The chunks of the blob in their order, without compression.
   struct Placed {

@@ -143,6 +143,7 @@ Result<CollectReport> LayerStore::DeleteRemoved() const {
   DSEC_TRY_VOID(Ready());
   CollectReport report;
   DSEC_TRY_VOID(DeleteCondemned({}, report));
+  if (report.deleted > 0) PruneIndex();
   return report;
 }
 

@@ -311,7 +311,9 @@ Result<void> LayerStore::WriteLayer(Building& build, int out, Part part) {
     DSEC_TRY_VOID(SyncAt(out, file));
   }
   if (::fsync(out) != 0) return StoreError("fsync the image folder");
-  DSEC_TRY_VOID(Publish(build.work, manifest, layer, part.name, report.existed));
+  // No digest proves a form, so that one which is there is read before it stays.
+  DSEC_TRY(const bool damaged, SharesWrongly(layer.id, proceed));
+  DSEC_TRY_VOID(Publish(build.work, manifest, layer, part.name, damaged, report.existed));
   if (!report.existed && !request.compression.on()) AddToIndex(HexOf(layer.id), chunks, shared);
   DSEC_TRY(report.layer, catalog_->Find(layer.id.str()));
   report.publish_ms += build.watch.Lap();

@@ -105,12 +105,17 @@ Result<std::unique_ptr<LayerCache>> LayerCache::Open(const std::string& dir, uin
     if (name.starts_with(kNewPrefix)) DSEC_TRY_VOID(os::RemoveTree(fd, name.c_str()));
     struct stat folder;
     struct stat meta;
+    struct stat shared;
     if (!IsSha256Hex(name) || ::fstatat(fd, name.c_str(), &folder, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
     if (::fstatat(fd, (name + "/" + kMetaName).c_str(), &meta, AT_SYMLINK_NOFOLLOW) != 0)
       meta.st_size = 0;
-    found.push_back(
-        {name, {static_cast<uint64_t>(meta.st_size), 0, {}, {}, {}, {}}, folder.st_mtim});
+    if (::fstatat(fd, (name + "/" + kSharedMetaName).c_str(), &shared, AT_SYMLINK_NOFOLLOW) != 0)
+      shared.st_size = 0;
+    Copy copy;
+    copy.shared_bytes = static_cast<uint64_t>(shared.st_size);
+    copy.bytes = static_cast<uint64_t>(meta.st_size) + copy.shared_bytes;
+    found.push_back({name, std::move(copy), folder.st_mtim});
   }
   // A use sets the time of the folder.
   std::ranges::sort(found, [](const Found& a, const Found& b) {
@@ -172,7 +177,7 @@ Result<std::optional<LocalLayer>> LayerCache::OpenCopy(const std::string& hex) {
     const std::lock_guard lock(mutex_);
     Copy& copy = copies_[hex];
     const auto bytes = static_cast<uint64_t>(meta_status.st_size);
-    copy.bytes = copy.shared ? 2 * bytes : bytes;
+    copy.bytes = bytes + copy.shared_bytes;
     copy.used = ++clock_;
     if (!SharedUnchanged(hex, copy))
       return Error(Code::kInternal, "layer.corrupt", "the local shared metadata have changed");
@@ -206,7 +211,8 @@ bool LayerCache::SharedUnchanged(const std::string& hex, const Copy& copy) const
 }
 
 Result<os::UniqueFd> LayerCache::SharedMeta(const LayerId& id, const LocalLayer& local,
-                                            const StoredForm& form) {
+                                            const StoredForm& form,
+                                            const std::function<bool(const LayerId&)>& release) {
   const std::string hex = HexOf(id);
   const std::string digest = Sha256Hex(form.Encode());
   DSEC_TRY(const auto folder,
@@ -220,6 +226,8 @@ Result<os::UniqueFd> LayerCache::SharedMeta(const LayerId& id, const LocalLayer&
   struct stat status;
   auto file = os::OpenAt(folder.get(), kSharedMetaName, O_RDONLY | O_NOFOLLOW);
   if (file.ok() && ::fstat(file->get(), &status) == 0 && is_made(status)) return file;
+  std::optional<MetaTurn> turn;
+  turn.emplace();
   DSEC_TRY(auto meta, ReadMeta(local.meta.get(), local.manifest.meta.size));
   DSEC_TRY_VOID(ShareMeta(meta, form));
   // What a mount has open stays as it is.
@@ -231,12 +239,31 @@ Result<os::UniqueFd> LayerCache::SharedMeta(const LayerId& id, const LocalLayer&
     return StoreError("name the local shared metadata");
   DSEC_TRY(auto made, os::OpenAt(folder.get(), kSharedMetaName, O_RDONLY | O_NOFOLLOW));
   if (::fstat(made.get(), &status) != 0) return StoreError("stat the local shared metadata");
-  const std::lock_guard lock(mutex_);
-  Copy& copy = copies_[hex];
-  copy.bytes = 2 * meta.size();
-  copy.shared = StampOf(status);
-  copy.form = digest;
+  {
+    const std::lock_guard lock(mutex_);
+    Copy& copy = copies_[hex];
+    copy.bytes += meta.size() - copy.shared_bytes;
+    copy.shared_bytes = meta.size();
+    copy.shared = StampOf(status);
+    copy.form = digest;
+  }
+  meta = {};
+  turn.reset();
+  Evict([&](const LayerId& other) { return other != id && release(other); });
   return made;
+}
+
+void LayerCache::DropSharedMeta(const LayerId& id) {
+  const std::string hex = HexOf(id);
+  const std::string path = hex + "/" + kSharedMetaName;
+  if (::unlinkat(dir_.get(), path.c_str(), 0) != 0 && errno != ENOENT) return;
+  const std::lock_guard lock(mutex_);
+  const auto found = copies_.find(hex);
+  if (found == copies_.end()) return;
+  found->second.bytes -= found->second.shared_bytes;
+  found->second.shared_bytes = 0;
+  found->second.shared.reset();
+  found->second.form.clear();
 }
 
 void LayerCache::MarkUsed(const std::string& hex) const {

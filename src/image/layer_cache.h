@@ -58,9 +58,12 @@ class LayerCache {
 
   // The metadata of the layer for a mount over the files of `form` (ShareMeta), made of the copy
   // at the first use by this object, and when the form is another one. A change of that file is
-  // found as one of the copy.
+  // found as one of the copy. `release` as of Add.
   Result<os::UniqueFd> SharedMeta(const LayerId& id, const LocalLayer& local,
-                                  const StoredForm& form);
+                                  const StoredForm& form,
+                                  const std::function<bool(const LayerId&)>& release);
+  // The layer shares nothing (any more): removes what SharedMeta has made for it.
+  void DropSharedMeta(const LayerId& id);
 
   uint64_t bytes() const;
 
@@ -73,7 +76,8 @@ class LayerCache {
     bool operator==(const Stamp& other) const;
   };
   struct Copy {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;                   // of both files
+    uint64_t shared_bytes = 0;            // of shared.erofs
     uint64_t used = 0;                    // of clock_
     std::optional<Stamp> meta, manifest;  // as they were when the digests were right
     std::optional<Stamp> shared;          // as SharedMeta has written it

@@ -128,17 +128,22 @@ Result<uint64_t> KeptBlocks(const std::string& root) {
 Result<LayerInfo> VerifyLayer(const LayerStore& store, std::string_view ref,
                               const ProgressFn& progress) {
   DSEC_TRY(LayerInfo layer, store.Find(ref));
-  DSEC_TRY(LayerFiles files, store.OpenFiles(layer.id));
+  DSEC_TRY(const LayerFiles files, store.OpenFiles(layer.id));
   const uint64_t total = files.manifest.meta.size + files.manifest.blob.size;
-  uint64_t before = 0;
-  const auto proceed = [&](uint64_t done) {
-    return !progress || progress({Progress::Phase::kRead, layer.entries, before + done, total});
-  };
-  DSEC_TRY_VOID(CheckFile(layer.id, "meta.erofs", files.meta, files.manifest.meta, proceed));
-  if (files.form) DSEC_TRY_VOID(CheckSharedMeta(layer.id, files));
-  before = files.manifest.meta.size;
-  DSEC_TRY_VOID(CheckBlob(layer.id, files, proceed));
+  DSEC_TRY_VOID(CheckFiles(layer.id, files, [&](uint64_t done) {
+    return !progress || progress({Progress::Phase::kRead, layer.entries, done, total});
+  }));
   return layer;
+}
+
+Result<void> CheckFiles(const LayerId& id, const LayerFiles& files,
+                        const std::function<bool(uint64_t)>& proceed) {
+  uint64_t before = 0;
+  const auto step = [&](uint64_t done) { return !proceed || proceed(before + done); };
+  DSEC_TRY_VOID(CheckFile(id, kMetaName, files.meta, files.manifest.meta, step));
+  if (files.form) DSEC_TRY_VOID(CheckSharedMeta(id, files));
+  before = files.manifest.meta.size;
+  return CheckBlob(id, files, step);
 }
 
 Result<StoreUsage> MeasureStore(const LayerStore& store, const ListFilter& filter) {

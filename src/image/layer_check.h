@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "image/layer_files.h"
 #include "image/layer_store.h"
 
 namespace dsec::image {
@@ -16,6 +18,11 @@ namespace dsec::image {
 // so. Blocking; the layer cannot be removed meanwhile.
 Result<LayerInfo> VerifyLayer(const LayerStore& store, std::string_view ref,
                               const ProgressFn& progress);
+
+// The same for files that are open, with their metadata. `proceed` (may be empty) is asked with the
+// bytes that are done.
+Result<void> CheckFiles(const LayerId& id, const LayerFiles& files,
+                        const std::function<bool(uint64_t)>& proceed);
 
 // What some layers take in the store. Bytes are those of the files; blocks what the file system
 // has allocated for them (st_blocks).

@@ -4,8 +4,11 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <string>
 
 #include "image/chunk_table.h"
@@ -72,10 +75,21 @@ Result<std::optional<StoredForm>> ReadForm(int folder, uint64_t blob_bytes) {
 }
 
 Result<void> CheckSharedMeta(const LayerId& id, const LayerFiles& files) {
+  const MetaTurn turn;
   DSEC_TRY(auto made, ReadMeta(files.meta.get(), files.manifest.meta.size));
   DSEC_TRY_VOID(ShareMeta(made, *files.form));
-  DSEC_TRY(const auto found, ReadMeta(files.shared_meta.get(), files.manifest.meta.size));
-  if (made == found) return Ok();
+  std::vector<uint8_t> found(1 << 20);
+  bool equal = true;
+  for (uint64_t done = 0; equal && done < made.size();) {
+    const size_t step = std::min<uint64_t>(found.size(), made.size() - done);
+    const ssize_t got =
+        ::pread(files.shared_meta.get(), found.data(), step, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return RootError(os::ErrnoError("layer.io", "read the shared metadata"));
+    equal = got > 0 && std::memcmp(found.data(), made.data() + done, static_cast<size_t>(got)) == 0;
+    done += static_cast<uint64_t>(got);
+  }
+  if (equal) return Ok();
   return Corrupt(
       id, fmt::format("{} is not what {} makes of {}", kSharedMetaName, kFormName, kMetaName));
 }

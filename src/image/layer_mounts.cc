@@ -38,14 +38,16 @@ constexpr milliseconds kLookPatience{100};
 constexpr milliseconds kTroubledPatience{2000};
 constexpr milliseconds kEndPatience{2000};
 
-Result<MountedLayer::Blob> BlobOf(int blobs, int file) {
+Result<MountedLayer::Blob> BlobOf(int blobs, int manifest, int file) {
   struct stat folder;
+  struct stat published;
   struct stat status;
-  if (::fstat(blobs, &folder) != 0 || ::fstat(file, &status) != 0)
+  if (::fstat(blobs, &folder) != 0 || ::fstat(manifest, &published) != 0 ||
+      ::fstat(file, &status) != 0)
     return RootError(os::ErrnoError("layer.io", "stat the content of a layer"));
   const std::string path = fmt::format("/proc/self/fd/{}", file);
   DSEC_TRY(auto handle, os::OpenAt(AT_FDCWD, path.c_str(), O_PATH));
-  return MountedLayer::Blob{folder.st_dev, status.st_ino,
+  return MountedLayer::Blob{folder.st_dev, status.st_ino, published.st_ino,
                             std::make_shared<const os::UniqueFd>(std::move(handle))};
 }
 
@@ -376,7 +378,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountNow(const std::shared_ptr<State>&
   }
   DSEC_FAULT_POINT("layer.mount.after_lease");
   DSEC_TRY(LayerFiles files, OpenLayer(blobs.get(), wanted.id, !local.has_value()));
-  DSEC_TRY(auto blob, BlobOf(blobs.get(), files.content.front().get()));
+  DSEC_TRY(auto blob, BlobOf(blobs.get(), files.lock.get(), files.content.front().get()));
   BlobServer::Served served;
   if (state->options.server != nullptr) {
     DSEC_TRY(served, state->options.server->Open(wanted.id, false));

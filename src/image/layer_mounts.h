@@ -31,14 +31,17 @@ namespace dsec::image {
 // decide, so programs with setuid work in a sandbox; whoever mounts the overlay sets nodev there.
 class MountedLayer {
  public:
-  // Which file of the store the mount reads its content from.
+  // Which file of the store the mount reads its content from, and as which layer it was published:
+  // the content may all be that of other layers, which a layer that is built anew shares again.
   struct Blob {
     dev_t device = 0;  // of the folder of layers
     ino_t inode = 0;
+    ino_t manifest = 0;                      // 0: the layer is not in the store
     std::shared_ptr<const os::UniqueFd> fd;  // O_PATH, so that closing it asks nobody
     uint64_t session = 0;                    // of the server that the mount reads from, if any
     bool operator==(const Blob& other) const {
-      return device == other.device && inode == other.inode && session == other.session;
+      return device == other.device && inode == other.inode && manifest == other.manifest &&
+             session == other.session;
     }
   };
   MountedLayer(LayerInfo info, Blob blob, std::shared_ptr<const os::UniqueFd> mount,

@@ -16,7 +16,7 @@ Result<LayerMounts::Mounted> LayerMounts::MountRemote(const std::shared_ptr<Stat
   struct stat status;
   if (::fstat(served.blob.get(), &status) != 0)
     return RootError(os::ErrnoError("layer.io", "stat the content of a layer"));
-  const MountedLayer::Blob blob{status.st_dev, status.st_ino, nullptr, served.session};
+  const MountedLayer::Blob blob{status.st_dev, status.st_ino, 0, nullptr, served.session};
   {
     const std::lock_guard lock(wanted.slot->mutex);
     auto mounted = wanted.slot->mount.lock();
@@ -54,12 +54,16 @@ Result<LayerMounts::Parts> LayerMounts::PartsOf(State& state, const LayerId& id,
     return parts;
   }
   parts.content = ContentOf(files);
-  if (!files.form) return parts;
+  if (!files.form) {
+    if (local) (*state.cache)->DropSharedMeta(id);
+    return parts;
+  }
   if (!local) {
     parts.meta = files.shared_meta.get();
     return parts;
   }
-  DSEC_TRY(parts.shared_meta, (*state.cache)->SharedMeta(id, *local, *files.form));
+  const auto release = [&](const LayerId& other) { return state.Release(other); };
+  DSEC_TRY(parts.shared_meta, (*state.cache)->SharedMeta(id, *local, *files.form, release));
   parts.meta = parts.shared_meta.get();
   return parts;
 }

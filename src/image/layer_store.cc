@@ -183,7 +183,7 @@ bool LayerStore::Intact(const std::string& hex, const Manifest& manifest) const 
 
 Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
                                  const LayerInfo& layer, const std::optional<LayerName>& name,
-                                 bool& existed) {
+                                 bool damaged, bool& existed) {
   DSEC_TRY(const auto lock, Lock());
   for (const LayerId& lower : layer.lower) {
     auto there = catalog_->Find(lower.str());
@@ -192,7 +192,7 @@ Result<void> LayerStore::Publish(const WorkDir& work, const Manifest& manifest,
   const std::string hex = HexOf(layer.id);
   const int dir = work.fd.get();
   DSEC_TRY_VOID(os::CreateFile(dir, kMovingName, hex, 0600));
-  existed = Intact(hex, manifest);
+  existed = !damaged && Intact(hex, manifest);
   if (!existed) {
     // A damaged copy is moved out of the way; whoever has it mounted keeps its files.
     DSEC_TRY(const LeaseUse use, LeaseUseOf(layer.id));
@@ -249,7 +249,9 @@ Result<void> LayerStore::Remove(std::string_view ref, const InUseFn& in_use) {
   }
   DSEC_TRY(const LeaseUse use, LeaseUseOf(layer.id));
   if (!use.elsewhere.empty()) return LayerInUse(layer.id, "node " + use.elsewhere);
-  return RemoveLocked(layer.id, work, use.files_stay).Context("remove {}", Printable(ref));
+  DSEC_TRY_VOID(RemoveLocked(layer.id, work, use.files_stay).Context("remove {}", Printable(ref)));
+  ForgetInIndex(HexOf(layer.id));
+  return Ok();
 }
 
 }  // namespace dsec::image

@@ -181,8 +181,10 @@ class LayerStore {
   Result<std::unique_ptr<ImageReader>> OpenImage(
       const BuildRequest& request, const WorkDir& work, Warnings& warnings,
       const std::function<bool(uint64_t)>& proceed) const;
+  // `damaged`: what is there under this id is not to be kept.
   Result<void> Publish(const WorkDir& work, const Manifest& manifest, const LayerInfo& layer,
-                       const std::optional<LayerName>& name, bool& existed);
+                       const std::optional<LayerName>& name, bool damaged, bool& existed);
+  Result<bool> SharesWrongly(const LayerId& id, const std::function<bool(uint64_t)>& proceed) const;
   Result<std::optional<SharedContent>> Share(int out, const ChunkStore& chunks,
                                              const std::function<bool(uint64_t)>& proceed,
                                              Warnings& warnings) const;
@@ -190,8 +192,9 @@ class LayerStore {
   void AddToIndex(const std::string& hex, const ChunkStore& chunks,
                   const std::optional<SharedContent>& shared) const;
   void PruneIndex() const;
-  Result<void> IndexLayer(ChunkIndex& index, const LayerId& id,
-                          const std::function<bool(uint64_t)>& proceed) const;
+  void ForgetInIndex(const std::string& hex) const;
+  struct Indexing;
+  Result<bool> IndexLayer(Indexing& indexing, const LayerId& id, bool own) const;
   std::string IndexPath() const;
   bool Intact(const std::string& hex, const Manifest& manifest) const;
   Result<void> RemoveLocked(const LayerId& id, const WorkDir& work, bool condemn);

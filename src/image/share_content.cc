@@ -13,6 +13,7 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "image/digest.h"
 #include "image/erofs_writer.h"
 #include "image/fs.h"
 #include "image/share_meta.h"
@@ -46,6 +47,20 @@ Error NoLinks(int sys_errno) {
   return Error(Code::kFailedPrecondition, "layer.no_links",
                "the file system of the layer store makes no hard links")
       .WithErrno(sys_errno);
+}
+
+// What a row of the index may lead to: nothing else is opened or linked.
+bool IsPlace(const ChunkIndex::Place& place) {
+  if (!IsSha256Hex(place.layer)) return false;
+  if (place.name == kBlobName || place.name == kOwnName) return true;
+  for (size_t i = 1; i <= kMaxLinks; ++i) {
+    if (place.name == StoredForm::SharedName(i)) return true;
+  }
+  return false;
+}
+
+bool IsFileOf(const struct stat& status, uint64_t size) {
+  return S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) == size;
 }
 
 bool MeansNoLinks(int sys_errno) {
@@ -195,23 +210,28 @@ class Sharer {
     return runs;
   }
 
-  // Invalid: there is none any more, or not such a one.
+  // Invalid: there is none any more, or not such a one. What is wrong with one place is no reason
+  // to do without the others.
   Result<os::UniqueFd> OpenLink(const ChunkIndex::File& file, const std::string& name,
                                 uint64_t size) {
     for (const ChunkIndex::Place& place : file.places) {
       const std::string path = place.layer + "/" + place.name;
-      const auto linked = Link(blobs_, path.c_str(), out_, name.c_str());
-      if (!linked.ok()) {
-        const int sys_errno = linked.error().sys_errno();
-        if (MeansNoLinks(sys_errno)) return NoLinks(sys_errno);
-        if (sys_errno == ENOENT) DSEC_TRY_VOID(index_.Forget(place));
-        if (sys_errno == ENOENT || sys_errno == EMLINK) continue;
-        return linked.error();
-      }
-      DSEC_TRY(auto fd, os::OpenAt(out_, name.c_str(), O_RDONLY | O_NOFOLLOW));
       struct stat status;
-      if (::fstat(fd.get(), &status) != 0) return StoreError("stat a file of another layer");
-      if (S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) == size) return fd;
+      if (!IsPlace(place) || ::fstatat(blobs_, path.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+          !IsFileOf(status, size)) {
+        DSEC_TRY_VOID(index_.Forget(place));
+        continue;
+      }
+      const auto linked = Link(blobs_, path.c_str(), out_, name.c_str());
+      if (!linked.ok() && linked.error().sys_errno() == EMLINK) continue;  // a good one, and full
+      if (!linked.ok()) {
+        DSEC_TRY_VOID(CheckLinks(out_));
+        DSEC_TRY_VOID(index_.Forget(place));
+        continue;
+      }
+      // Another one than was looked at, if it has been exchanged: no FIFO holds this up.
+      auto fd = os::OpenAt(out_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+      if (fd.ok() && ::fstat(fd->get(), &status) == 0 && IsFileOf(status, size)) return fd;
       ::unlinkat(out_, name.c_str(), 0);
       DSEC_TRY_VOID(index_.Forget(place));
     }

@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <semaphore>
 #include <utility>
 
 #include "image/chunk_store.h"
@@ -143,6 +145,11 @@ class Walk {
   std::vector<Node> folders_;
 };
 
+constexpr int kTurns = 2;
+std::counting_semaphore<kTurns> turns(kTurns);
+std::atomic<int> held = 0;
+std::atomic<int> most_held = 0;
+
 uint32_t BlocksOf(uint64_t file_size, uint64_t chunk) {
   const uint64_t bytes =
       std::min(ChunkStore::kChunkBytes, file_size - chunk * ChunkStore::kChunkBytes);
@@ -150,6 +157,21 @@ uint32_t BlocksOf(uint64_t file_size, uint64_t chunk) {
 }
 
 }  // namespace
+
+MetaTurn::MetaTurn() {
+  turns.acquire();
+  const int now = ++held;
+  int most = most_held;
+  while (now > most && !most_held.compare_exchange_weak(most, now)) {
+  }
+}
+
+MetaTurn::~MetaTurn() {
+  --held;
+  turns.release();
+}
+
+int MetaTurn::most() { return most_held; }
 
 Result<std::vector<uint8_t>> ReadMeta(int fd, uint64_t size) {
   if (size > kMaxSharedMeta)

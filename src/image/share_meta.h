@@ -13,6 +13,18 @@ namespace dsec::image {
 // The metadata of larger layers stay as they are: they are rewritten in memory.
 inline constexpr uint64_t kMaxSharedMeta = 64 << 20;
 
+// Held while metadata are read and rewritten on a thread of a daemon, of which there are many: at
+// most two are in memory at a time in this process. Waits, and with a store that hangs for as long
+// as that does.
+class MetaTurn {
+ public:
+  MetaTurn();
+  ~MetaTurn();
+  MetaTurn(const MetaTurn&) = delete;
+  MetaTurn& operator=(const MetaTurn&) = delete;
+  static int most();  // that were held at once since the process began
+};
+
 // A whole meta.erofs, read into memory. More than kMaxSharedMeta: kInternal "layer.corrupt". May
 // hang with what it reads from.
 Result<std::vector<uint8_t>> ReadMeta(int fd, uint64_t size);

@@ -18,14 +18,16 @@ namespace {
 constexpr std::chrono::milliseconds kKnownPatience{1500};
 constexpr size_t kMostKnown = 10'000;
 
-bool OutOfReach(const Error& error) {
-  // SQLite says "layer.catalog" for an error of the file system, "busy" when locks do not come.
-  return error.reason() == "layer.unreachable" || error.reason() == "layer.catalog" ||
-         error.reason() == "layer.catalog_busy" || error.reason() == "layer.io";
+// A connection that has failed once is not trusted with the next question.
+bool IsFailedConnection(const Error& error) {
+  return error.reason() == "layer.catalog" || error.reason() == "layer.catalog_damaged";
 }
 
-// A connection that has failed once is not trusted with the next question.
-bool IsFailedConnection(const Error& error) { return error.reason() == "layer.catalog"; }
+bool OutOfReach(const Error& error) {
+  // SQLite says "layer.catalog" for an error of the file system, "busy" when locks do not come.
+  return error.reason() == "layer.unreachable" || IsFailedConnection(error) ||
+         error.reason() == "layer.catalog_busy" || error.reason() == "layer.io";
+}
 
 }  // namespace
 

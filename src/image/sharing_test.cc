@@ -18,6 +18,7 @@
 #include "image/chunk_index.h"
 #include "image/erofs_writer.h"
 #include "image/flatten.h"
+#include "image/layer_cache.h"
 #include "image/layer_check.h"
 #include "image/layer_export.h"
 #include "image/layer_files.h"
@@ -26,128 +27,21 @@
 #include "image/share_meta.h"
 #include "image/testing/archives.h"
 #include "image/testing/harness.h"
+#include "image/testing/sharing_fixture.h"
 #include "os/file.h"
 
 namespace dsec::image {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::Common;
 using testing::DescribeTree;
-using testing::Dir;
 using testing::File;
 using ::testing::HasSubstr;
 using testing::MakeTar;
 using testing::Member;
-
-std::string Noise(uint64_t seed, size_t bytes) {
-  Rng rng(seed);
-  std::string text(bytes, 0);
-  for (size_t i = 0; i + 8 <= bytes; i += 8) {
-    const uint64_t word = rng.Next();
-    std::memcpy(text.data() + i, &word, sizeof(word));
-  }
-  return text;
-}
-
-// What the images of a family have in common, 6 MB in files of several sizes.
-std::vector<Member> Common() {
-  std::vector<Member> members = {Dir("usr"), Dir("usr/lib")};
-  for (uint64_t i = 0; i < 40; ++i) {
-    members.push_back(
-        File(fmt::format("usr/lib/f{:02}", i), Noise(i, 100'000 + 2'500 * static_cast<size_t>(i))));
-  }
-  return members;
-}
-
-class SharingTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (::geteuid() != 0) GTEST_SKIP() << "needs root";
-    store_ = Open(Root());
-  }
-  void TearDown() override { fault::DisarmAll(); }
-
-  std::string Root() const { return folder_.path() + "/layers"; }
-  std::string Path(const std::string& name) const { return folder_.path() + "/" + name; }
-  std::string FileOf(const LayerId& id, const std::string& name) const {
-    return Root() + "/blobs/" + HexOf(id) + "/" + name;
-  }
-
-  static std::unique_ptr<LayerStore> Open(const std::string& root) {
-    auto store = LayerStore::Open(root);
-    EXPECT_TRUE(store.ok()) << store.error().ToString();
-    return store.ok() ? *std::move(store) : nullptr;
-  }
-
-  // The family's content and what the image `number` alone has.
-  std::string TarOf(uint64_t number) const {
-    std::string path = Path(fmt::format("image{}.tar", number));
-    if (fs::exists(path)) return path;
-    std::vector<Member> members = Common();
-    members.push_back(Dir("opt"));
-    members.push_back(File("opt/own", Noise(1000 + number, 1'500'000)));
-    members.push_back(File("usr/lib/f10.extra", Noise(2000 + number, 20'000)));
-    members.push_back(File("zero", std::string(300'000, 0)));
-    testing::WriteFile(path, MakeTar(members));
-    return path;
-  }
-
-  BuildRequest RequestOf(uint64_t number) const {
-    BuildRequest request;
-    request.source = SourceKind::kTar;
-    request.path = TarOf(number);
-    request.name = fmt::format("image{}:1", number);
-    return request;
-  }
-
-  BuildReport Build(uint64_t number) {
-    auto report = store_->Build(RequestOf(number), nullptr);
-    EXPECT_TRUE(report.ok()) << report.error().ToString();
-    return report.ok() ? *std::move(report) : BuildReport();
-  }
-
-  // The layer as the kernel shows it is what the same tar gives where nothing is shared.
-  void ExpectRight(const LayerId& id, uint64_t number, LayerMountOptions options = {}) {
-    if (plain_ == nullptr) plain_ = Open(Path("plain"));
-    BuildRequest request = RequestOf(number);
-    request.share = false;
-    const auto expected = plain_->Build(request, nullptr);
-    ASSERT_TRUE(expected.ok()) << expected.error().ToString();
-    EXPECT_EQ(expected->layer.id, id) << "the id depends on what else is in the store";
-    EXPECT_EQ(expected->shared_bytes, 0U);
-    EXPECT_EQ(Tree(*store_, id, std::move(options)), Tree(*plain_, id));
-  }
-
-  static std::vector<std::string> Tree(const LayerStore& store, const LayerId& id,
-                                       LayerMountOptions options = {}) {
-    LayerMounts mounts(store, std::move(options));
-    const auto layer = mounts.Acquire(id);
-    EXPECT_TRUE(layer.ok()) << layer.error().ToString();
-    return layer.ok() ? DescribeTree((*layer)->fd()) : std::vector<std::string>();
-  }
-
-  Result<LayerInfo> Verify(const LayerId& id) { return VerifyLayer(*store_, id.str(), nullptr); }
-
-  bool IsShared(const LayerId& id) const {
-    return fs::exists(FileOf(id, kFormName)) && !fs::exists(FileOf(id, kBlobName));
-  }
-
-  // All that lies in the store, each file once.
-  uint64_t StoredBytes() const {
-    std::map<ino_t, uint64_t> sizes;
-    for (const auto& entry : fs::recursive_directory_iterator(Root() + "/blobs")) {
-      struct stat status;
-      if (entry.is_regular_file() && ::lstat(entry.path().c_str(), &status) == 0)
-        sizes[status.st_ino] = static_cast<uint64_t>(status.st_size);
-    }
-    uint64_t total = 0;
-    for (const auto& [inode, size] : sizes) total += size;
-    return total;
-  }
-
-  os::TempDir folder_ = *os::TempDir::Create("dsec-timg-");
-  std::unique_ptr<LayerStore> store_, plain_;
-};
+using testing::Noise;
+using testing::SharingTest;
 
 TEST_F(SharingTest, Family_IsKeptOnceAndReadsTheSame) {
   const auto first = Build(1);
@@ -317,47 +211,17 @@ TEST_F(SharingTest, WithoutHardLinks_NothingIsSharedAndItIsSaid) {
 
 TEST_F(SharingTest, CancelWhileComparing_EndsTheBuild) {
   Build(1);
+  // Longer than the time in which nobody is asked.
+  ASSERT_TRUE(fault::Arm("layer.share.link=delay:200ms").ok());
   bool sharing = false;
-  ASSERT_TRUE(fault::Arm("layer.share.linked=error:EIO").ok());  // not reached
   auto report = store_->Build(RequestOf(2), [&](const Progress& progress) {
-    sharing = progress.phase == Progress::Phase::kWrite;
+    sharing = progress.phase == Progress::Phase::kWrite && fault::Fired("layer.share.link") > 0;
     return !sharing;
   });
   ASSERT_FALSE(report.ok());
+  EXPECT_TRUE(sharing);
   EXPECT_EQ(report.error().reason(), "layer.cancelled");
   EXPECT_TRUE(fs::is_empty(Root() + "/tmp"));
-}
-
-TEST_F(SharingTest, DamagedIndex_IsMadeAnewAndFilledFromTheLayers) {
-  const LayerId first = Build(1).layer.id;
-  testing::WriteFile(Root() + "/chunks.db", Noise(7, 40'000));
-  const auto second = Build(2);
-  EXPECT_FALSE(IsShared(second.layer.id));  // nothing was known
-  ExpectRight(second.layer.id, 2);
-  const auto third = Build(3);
-  EXPECT_TRUE(IsShared(third.layer.id));
-  fs::remove(Root() + "/chunks.db");
-  EXPECT_EQ(store_->IndexContent(nullptr).value(), 3U);
-  EXPECT_EQ(store_->IndexContent(nullptr).value(), 0U);
-  const auto fourth = Build(4);
-  EXPECT_GT(fourth.shared_bytes, 5'500'000U);
-  ExpectRight(fourth.layer.id, 4);
-  EXPECT_TRUE(Verify(first).ok());
-}
-
-// An index that is wrong throughout: content under hashes that are not its own.
-TEST_F(SharingTest, LyingIndex_SharesNothingThatIsNotEqual) {
-  const LayerId first = Build(1).layer.id;
-  {
-    const os::UniqueFd blob(::open(FileOf(first, kBlobName).c_str(), O_RDWR | O_CLOEXEC));
-    const std::string other = Noise(99, 4096);
-    // In the middle of a run, and not known to the index.
-    ASSERT_EQ(::pwrite(blob.get(), other.data(), other.size(), 3 << 20), 4096);
-  }
-  const auto second = Build(2);
-  ExpectRight(second.layer.id, 2);
-  EXPECT_TRUE(Verify(second.layer.id).ok());
-  EXPECT_EQ(Verify(first).error().reason(), "layer.corrupt");
 }
 
 TEST_F(SharingTest, DamagedForm_IsFoundAtTheMountAndBuiltAnew) {
@@ -376,13 +240,12 @@ TEST_F(SharingTest, DamagedForm_IsFoundAtTheMountAndBuiltAnew) {
   ExpectRight(id, 2);
   EXPECT_TRUE(Verify(id).ok());
   // One that fits and says something else: reads give other bytes, and verify says so.
-  auto form = *StoredForm::Parse(good, again.layer.blob_bytes);
-  const auto moved = std::ranges::find_if(
-      form.runs, [&](const StoredForm::Run& run) { return run.file == 1 && run.block > 0; });
-  ASSERT_NE(moved, form.runs.end());
-  --moved->block;
-  testing::WriteFile(FileOf(id, kFormName), form.Encode());
+  MakeFormWrong(again);
   EXPECT_EQ(Verify(id).error().reason(), "layer.corrupt");
+  EXPECT_FALSE(Build(2).existed);
+  ExpectRight(id, 2);
+  EXPECT_TRUE(Verify(id).ok());
+  EXPECT_TRUE(Build(2).existed);
 }
 
 TEST_F(SharingTest, DamagedSharedFile_IsFoundBySizeOrDigest) {
@@ -432,6 +295,7 @@ TEST_F(SharingTest, CopiesOnTheNode_AreMadeForTheFormAndHealed) {
   ASSERT_TRUE(store_->Remove("image2:1").ok());
   EXPECT_FALSE(IsShared(Build(2).layer.id));
   ExpectRight(id, 2, {.cache_dir = copies});
+  EXPECT_FALSE(fs::exists(meta));
   // And in a third one.
   ASSERT_TRUE(store_->Remove("image2:1").ok());
   Build(3);
@@ -448,9 +312,13 @@ TEST_F(SharingTest, WithoutCopies_TheStoresOwnMetadataAreCheckedAndMounted) {
     const os::UniqueFd fd(::open(FileOf(id, kSharedMetaName).c_str(), O_WRONLY | O_CLOEXEC));
     ASSERT_EQ(::pwrite(fd.get(), "X", 1, 3000), 1);
   }
-  LayerMounts mounts(*store_, {.cache_dir = copies});
-  EXPECT_EQ(mounts.Acquire(id).error().reason(), "layer.corrupt");
+  {
+    LayerMounts mounts(*store_, {.cache_dir = copies});
+    EXPECT_EQ(mounts.Acquire(id).error().reason(), "layer.corrupt");
+  }
   EXPECT_EQ(Verify(id).error().reason(), "layer.corrupt");
+  EXPECT_FALSE(Build(2).existed);
+  ExpectRight(id, 2, {.cache_dir = copies});
   fs::remove_all(copies);
 }
 
@@ -558,6 +426,71 @@ TEST_F(SharingTest, BuildsAtTheSameTime_AreAllRight) {
     EXPECT_TRUE(Verify(ids[i]).ok());
     ExpectRight(ids[i], i + 2);
   }
+}
+
+TEST_F(SharingTest, CopiesForForms_CountAgainstTheBound) {
+  Build(1);
+  std::vector<BuildReport> built;
+  for (uint64_t number = 2; number <= 4; ++number) built.push_back(Build(number));
+  const uint64_t one = 2 * built[0].layer.meta_bytes;  // as large as the others, and twice
+  const std::string copies = Path("copies");
+  const auto blobs = os::OpenAt(AT_FDCWD, (Root() + "/blobs").c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_TRUE(blobs.ok());
+  const auto all = [](const LayerId&) { return true; };
+  // Room for all without what is made for the forms, and for two with it.
+  {
+    const auto cache = *LayerCache::Open(copies, 2 * one + one / 4);
+    for (const BuildReport& layer : built) {
+      const auto files = *OpenLayer(blobs->get(), layer.layer.id, true);
+      const auto local = *cache->Add(layer.layer.id, files.manifest, files.meta.get(), all);
+      ASSERT_TRUE(cache->SharedMeta(layer.layer.id, local, *files.form, all).ok());
+      EXPECT_LE(cache->bytes(), 2 * one + one / 4);
+    }
+    EXPECT_EQ(cache->bytes(), 2 * one);
+    EXPECT_FALSE(cache->Find(built[0].layer.id)->has_value());
+    ASSERT_TRUE(cache->Find(built[2].layer.id)->has_value());
+  }
+  const auto cache = *LayerCache::Open(copies, 1 << 30);
+  EXPECT_EQ(cache->bytes(), 2 * one);
+  const std::string meta = copies + "/" + HexOf(built[2].layer.id) + "/" + kSharedMetaName;
+  ASSERT_TRUE(fs::exists(meta));
+  cache->DropSharedMeta(built[2].layer.id);
+  EXPECT_FALSE(fs::exists(meta));
+  EXPECT_EQ(cache->bytes(), one + one / 2);
+  EXPECT_TRUE(cache->Find(built[2].layer.id)->has_value());
+}
+
+TEST_F(SharingTest, MetadataInMemory_AreTwoAtMost) {
+  Build(1);
+  const LayerId id = Build(2).layer.id;
+  std::vector<std::jthread> readers;
+  for (int i = 0; i < 16; ++i) readers.emplace_back([&] { EXPECT_TRUE(Verify(id).ok()); });
+  readers.clear();
+  EXPECT_GE(MetaTurn::most(), 1);
+  EXPECT_LE(MetaTurn::most(), 2);
+}
+
+// The content is the other layer's before and after, so it does not tell the two apart.
+TEST_F(SharingTest, KeptMount_DoesNotSurviveTheRepairOfALayerWithoutOwnContent) {
+  Build(1);
+  const auto built = BuildCommon();
+  const LayerId id = built.layer.id;
+  ASSERT_FALSE(FormOf(built).has_own());
+  const auto right = Tree(*store_, id);
+  MakeFormWrong(built);
+  LayerMounts mounts(*store_);
+  {
+    const auto layer = mounts.Acquire(id);
+    ASSERT_TRUE(layer.ok()) << layer.error().ToString();
+    ASSERT_NE(DescribeTree((*layer)->fd()), right);
+  }
+  ASSERT_TRUE(mounts.Settle());
+  ASSERT_EQ(mounts.idle(), 1U);
+  ASSERT_TRUE(store_->Remove("common:1").ok());
+  ASSERT_EQ(BuildCommon().layer.id, id);
+  const auto again = mounts.Acquire(id);
+  ASSERT_TRUE(again.ok()) << again.error().ToString();
+  EXPECT_EQ(DescribeTree((*again)->fd()), right);
 }
 
 }  // namespace

@@ -28,6 +28,8 @@ Error Fail(sqlite3* db, std::string_view what) {
   if (code == SQLITE_FULL) {
     return Error(Code::kResourceExhausted, "layer.no_space", fmt::format("{}: {}", what, text));
   }
+  if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB)
+    return Error(Code::kInternal, "layer.catalog_damaged", fmt::format("{}: {}", what, text));
   return Error(Code::kInternal, "layer.catalog", fmt::format("{}: {}", what, text));
 }
 

@@ -12,7 +12,8 @@
 
 // The databases of a layer store: SQLite with a rollback journal, which any file system with POSIX
 // locks can hold. One that waits longer than 10 s for another process gets kUnavailable
-// "layer.catalog_busy", other failures are kResourceExhausted "layer.no_space" and kInternal
+// "layer.catalog_busy", other failures are kResourceExhausted "layer.no_space", kInternal
+// "layer.catalog_damaged" for a file that is none or is inconsistent, and kInternal
 // "layer.catalog".
 namespace dsec::image::sql {
 
