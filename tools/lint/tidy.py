@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy with the allow-list of .clang-tidy on every source under src/ and apps/ but those that it has found
-nothing in before: tidy_clean.txt beside this program has the digest of each of them, over the preprocessed source and
-the allow-list, so that a change of a header, of the compiler's headers or of the list counts. What is not there is
+nothing in before: tidy_clean.txt beside this program has the digest of each of them, over the source, the headers of
+ours that it includes and the allow-list; generated headers and those of others do not count. What is not there is
 checked, here and in CI; `--write` adds what was clean, `--all` looks at nothing and checks everything."""
 
 import argparse
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -20,7 +21,8 @@ CLEAN = pathlib.Path(__file__).with_name("tidy_clean.txt")
 
 
 def digest_of(entry, configuration):
-    """Returns a digest over the preprocessed source and the configuration, or None if it does not preprocess."""
+    """Returns a digest over the source and the headers of ours that it includes, preprocessed, and the configuration, or
+    None if it does not preprocess."""
     words = shlex.split(entry["command"])
     while words and not pathlib.Path(words[0]).name.startswith("clang"):
         words.pop(0)
@@ -31,11 +33,19 @@ def digest_of(entry, configuration):
     # Precompiled headers are read as text.
     for place in reversed([i for i, word in enumerate(command) if word == "-include-pch"]):
         del command[place - 1:place + 3]
-    process = subprocess.run(command + ["-E", "-P"], cwd=entry["directory"], capture_output=True)
+    process = subprocess.run(command + ["-E"], cwd=entry["directory"], capture_output=True)
     if process.returncode != 0:
         return None
-    # The tree may lie anywhere.
-    return hashlib.sha256(configuration + process.stdout.replace(os.fsencode(ROOT), b"")).hexdigest()
+    total = hashlib.sha256(configuration)
+    ours = False
+    for line in process.stdout.splitlines():
+        marker = re.match(rb'# \d+ "([^"]*)"', line)
+        if marker:
+            ours = any(marker[1].startswith(os.fsencode(ROOT / part)) for part in ("src", "apps"))
+        elif ours and line.strip():
+            # The tree may lie anywhere.
+            total.update(line.replace(os.fsencode(ROOT), b"") + b"\n")
+    return total.hexdigest()
 
 
 def read_clean():
