@@ -41,6 +41,14 @@ def pause(seconds):
     threading.Event().wait(seconds)
 
 
+def trace_instances(node_id):
+    """Names of the instances of tracefs that are a node's. The host need not have it mounted."""
+    script = "test -d /sys/kernel/tracing/instances || mount -t tracefs tracefs /sys/kernel/tracing; ls /sys/kernel/tracing/instances"
+    listed = subprocess.run(["unshare", "--mount", "--propagation", "private", "sh", "-ec", script], capture_output=True,
+                            text=True, timeout=60, check=True)
+    return [name for name in listed.stdout.split() if name.startswith(f"dsec-sb-{node_id}-")]
+
+
 def host_things(node_id):
     """What of this node is on the host: processes, cgroups, recordings. Sorted lines."""
     things = []
@@ -57,9 +65,7 @@ def host_things(node_id):
         top = hierarchy / f"dsec-{node_id}"
         if top.is_dir():
             things += [f"cgroup {child}" for child in top.iterdir() if child.is_dir()]
-    traces = pathlib.Path("/sys/kernel/tracing/instances")
-    if traces.is_dir():
-        things += [f"trace {child.name}" for child in traces.iterdir() if child.name.startswith(f"dsec-sb-{node_id}-")]
+    things += [f"trace {name}" for name in trace_instances(node_id)]
     return sorted(things)
 
 

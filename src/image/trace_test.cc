@@ -23,6 +23,7 @@
 #include "image/layer_trace.h"
 #include "image/touch_recorder.h"
 #include "os/file.h"
+#include "os/mount.h"
 
 namespace dsec::image {
 namespace {
@@ -229,9 +230,14 @@ class TraceTest : public ::testing::Test {
   }
 
   static std::vector<std::string> Instances() {
+    // The host need not have it mounted.
+    auto context = os::FsContext::Open("tracefs");
+    EXPECT_TRUE(context.ok());
+    const auto tracefs = std::move(*context).Mount(MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID);
+    EXPECT_TRUE(tracefs.ok());
     std::vector<std::string> found;
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator("/sys/kernel/tracing/instances", error)) {
+    for (const auto& entry :
+         fs::directory_iterator(fmt::format("/proc/self/fd/{}/instances", tracefs->get()))) {
       const std::string name = entry.path().filename();
       if (name.starts_with("dsec-sb-ttrace-")) found.push_back(name);
     }

@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from support import BASE, DSEC, MIB, args, pause, sandbox, wait_until
+from support import BASE, DSEC, MIB, args, pause, sandbox, trace_instances, wait_until
 from test_shared_root import (COLD_SECONDS, WARM_SECONDS, cluster, create_once, digest, running_node,  # noqa: F401
                               stopped, store)
 
@@ -37,8 +37,7 @@ def fetched(cluster_of):
 
 
 def instances(node):
-    folder = pathlib.Path("/sys/kernel/tracing/instances")
-    return [entry.name for entry in folder.iterdir() if entry.name.startswith(f"dsec-sb-{node.node_id}-")]
+    return trace_instances(node.node_id)
 
 
 def trace(store, *words):  # noqa: F811

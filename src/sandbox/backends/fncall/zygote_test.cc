@@ -143,8 +143,9 @@ TEST_F(FnZygote, ForkThatKeepsSomething_GetsNoCall) {
       {"        _require(libc.setns(fds[0], 0x20000000), ctypes, \"enter the pid namespace\")\n",
        "", "ns/pid"},
       {"        os.write(3, b\"R\")\n",
-       "        keep = os.dup(3)\n        pair = __import__('_socket').socketpair()\n"
-       "        os.dup2(pair[0].fileno(), 3)\n        os.write(keep, b\"R\")\n"
+       // Another socket, from which nothing ever comes, not even an end.
+       "        keep = os.dup(3)\n        other = __import__('_socket').socket(1, 2)\n"
+       "        os.dup2(other.fileno(), 3)\n        os.write(keep, b\"R\")\n"
        "        os.closerange(4, 64)\n",
        "fd/3"},
       {"        os.write(3, b\"R\")\n", "        os._exit(0)\n", "ended"}};
