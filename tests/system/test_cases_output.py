@@ -133,7 +133,7 @@ def read_until(process, pattern, seconds=10):
 def test_case_035_initial_size_and_resize(shared):
     code = "import signal,sys,os,fcntl,termios,struct\n" \
            "def size(*_):\n    r,c=struct.unpack('hh', fcntl.ioctl(0, termios.TIOCGWINSZ, b'1234'))\n" \
-           "    print('size', r, c, flush=True)\n" \
+           "    os.write(1, b'size %d %d\\n' % (r, c))\n" \
            "signal.signal(signal.SIGWINCH, size); size()\nwhile True: signal.pause()"
     process = shared.pty(["python3", "-c", code], rows=40, cols=100)
     read_until(process, rb"size 40 100")
