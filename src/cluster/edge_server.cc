@@ -9,6 +9,9 @@
 #include "cluster/call_error.h"
 #include "runtime/shards.h"
 
+// Coroutines and handlers that hand their parameters to coroutines: a reference would not last. The
+// rpc server keeps each handler for as long as it runs.
+// NOLINTBEGIN(performance-unnecessary-value-param,cppcoreguidelines-avoid-capturing-lambda-coroutines)
 namespace dsec::cluster {
 namespace {
 
@@ -382,3 +385,4 @@ void EdgeServer::Register(rpc::Server& server) {
 }
 
 }  // namespace dsec::cluster
+// NOLINTEND(performance-unnecessary-value-param,cppcoreguidelines-avoid-capturing-lambda-coroutines)

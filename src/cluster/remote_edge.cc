@@ -215,6 +215,7 @@ Task<std::string> RemoteEdge::CallRaw(const char* method, SandboxId id, std::str
   for (bool again = repeat == Repeat::kOnce;; again = false) {
     auto channel = co_await Connected(*line, deadline);
     if (!channel.ok()) co_return Lost(channel.error());
+    // Moved in the last round only: NOLINTNEXTLINE(bugprone-use-after-move)
     std::string envelope = again ? Envelope(id, body, follower, deadline)
                                  : Envelope(id, std::move(body), follower, deadline);
     auto answer = co_await (*channel)->CallRaw(kEdgeService, method, std::move(envelope),

@@ -152,7 +152,7 @@ Result<std::string> Publish(const std::string& root, const std::string& layer,
     manifest.sha256 = sums.sha256;
     manifest.chunks_sha256 = image::Sha256Hex(sums.table);
     const std::string text = manifest.Encode();
-    const std::string hex = image::Sha256Hex(text);
+    std::string hex = image::Sha256Hex(text);
     DSEC_TRY_VOID(CreateSynced(work + "/" + image::kTableName, sums.table));
     DSEC_TRY_VOID(CreateSynced(work + "/" + image::kManifestName, text));
     DSEC_TRY_VOID(SyncFolder(work));
@@ -195,7 +195,7 @@ Result<PublishedManifest> VerifyPublished(const std::string& root, const std::st
   const auto source = blobfs::FolderSource(root);
   DSEC_TRY(const std::string text, source->ReadAll(hex, image::kManifestName, kMaxManifest));
   if (image::Sha256Hex(text) != hex) return Corrupt(hex, "the manifest does not have this digest");
-  DSEC_TRY(const auto manifest, PublishedManifest::Parse(text));
+  DSEC_TRY(auto manifest, PublishedManifest::Parse(text));
   DSEC_TRY(std::string bytes, source->ReadAll(hex, image::kTableName, kMaxTable));
   DSEC_TRY(const auto table, ParseTable(text, std::move(bytes)));
   const auto reader = source->Open(hex, kLayerName, manifest.bytes);

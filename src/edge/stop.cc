@@ -270,6 +270,7 @@ v1::Termination Edge::FencedTermination(std::string_view message) const {
   return NewTermination(model::cause::kNodeLost, "epoch", message);
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as the calls that are coroutines
 runtime::Task<void> Edge::Fence(std::string message, runtime::Deadline deadline) {
   // Before the registry is read: a Create enters there first and looks at this afterwards.
   ++fences_;

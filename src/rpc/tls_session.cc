@@ -67,7 +67,7 @@ int TransportDestroy(BIO* bio) {
 }
 
 const BIO_METHOD* TransportMethod() {
-  static const BIO_METHOD* const method = [] {
+  static const BIO_METHOD* const kMethod = [] {
     BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "dsec socket");
     DSEC_CHECK(made != nullptr);
     BIO_meth_set_write(made, TransportWrite);
@@ -76,7 +76,7 @@ const BIO_METHOD* TransportMethod() {
     BIO_meth_set_destroy(made, TransportDestroy);
     return made;
   }();
-  return method;
+  return kMethod;
 }
 
 BIO* NewTransport(int fd) {
@@ -149,8 +149,8 @@ struct Verdict {
 };
 
 int VerdictIndex() {
-  static const int index = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
-  return index;
+  static const int kIndex = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
+  return kIndex;
 }
 
 Error NotTrusted(int code) {

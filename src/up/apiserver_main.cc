@@ -40,6 +40,7 @@ class OwnName {
     auto looked = co_await Look();
     if (!looked.ok()) co_return std::move(looked).error();
     periodic_ = std::make_unique<runtime::Periodic>(
+        // NOLINTNEXTLINE(cppcoreguidelines-avoid-capturing-lambda-coroutines): periodic_ keeps it
         home, "ca", kLookPeriod, [this]() -> boost::asio::awaitable<void> {
           auto again = co_await Look();
           if (!again.ok()) log::Error("cluster.ca_not_read", {{"error", again.error()}});

@@ -33,8 +33,8 @@ Result<std::unique_ptr<Control>> Control::OpenForEdge(const config::NodeConfig& 
   made->OpenQuota(config, shards.at(0));
   iam::DirectoryOptions options;
   options.cache_max = std::chrono::milliseconds(config.iam_cache_max_ms);
-  made->opening_ = runtime::SpawnCancellable(
-      made->gate_, shards.at(0), made->OpenDirectoryLater(shards.at(0), std::move(options)));
+  made->opening_ = runtime::SpawnCancellable(made->gate_, shards.at(0),
+                                             made->OpenDirectoryLater(shards.at(0), options));
   return made;
 }
 

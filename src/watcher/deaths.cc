@@ -28,6 +28,7 @@ Deadline Soon() { return Deadline::After(kStoreTime); }
 
 }  // namespace
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as store::Follow gives it
 void Watcher::OnWatch(store::Update update) {
   watch_known_ = true;
   if (update.whole) {

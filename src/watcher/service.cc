@@ -74,6 +74,7 @@ Task<void> Watcher::Stop() {
 
 // --- nodes ---
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as store::Follow gives it
 void Watcher::OnNodes(store::Update update) {
   if (update.whole) {
     std::map<std::string, const store::Entry*> there;
