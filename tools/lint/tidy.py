@@ -33,6 +33,8 @@ def digest_of(entry, configuration):
     # Precompiled headers are read as text.
     for place in reversed([i for i, word in enumerate(command) if word == "-include-pch"]):
         del command[place - 1:place + 3]
+    # Targets with precompiled headers need not name the folder of the generated ones.
+    command += ["-isystem", str(pathlib.Path(entry["directory"]) / "api" / "gen")]
     process = subprocess.run(command + ["-E"], cwd=entry["directory"], capture_output=True)
     if process.returncode != 0:
         return None
